@@ -1,0 +1,1 @@
+//! The validated catalog that every bundle hands out.

@@ -1,0 +1,1 @@
+//! The CPU bundle: every provider that runs on Candle's CPU backend.

@@ -1,0 +1,2 @@
+//! The inline binary.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Building blocks that models are written in: linear, norms, rope, attention, convolution, VAE blocks, text encoders.

@@ -1,0 +1,1 @@
+//! Schedules, samplers, guidance, seeded noise and the SampleJob seam. No tensor library.

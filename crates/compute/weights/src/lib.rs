@@ -1,0 +1,1 @@
+//! Checkpoint files: inspect, identify, key plans and streaming loads.

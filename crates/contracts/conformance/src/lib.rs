@@ -1,0 +1,1 @@
+//! Suites that any provider, engine or server can be run through.

@@ -1,0 +1,1 @@
+//! The text contract: requests, stream events, descriptors and registries. No tensor library.

@@ -1,0 +1,1 @@
+//! The media contract: requests, descriptors, component traits and the provider registry. No tensor library.

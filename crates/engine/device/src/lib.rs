@@ -1,0 +1,1 @@
+//! The device policy: detection, profiles, the fit ladder and placements.

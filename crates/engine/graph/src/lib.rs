@@ -1,0 +1,1 @@
+//! The typed node graph: schema, descriptors, validation, order, cache keys and executor.

@@ -1,0 +1,1 @@
+//! Source nodes, primitives and one runner per model family.

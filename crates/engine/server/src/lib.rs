@@ -1,0 +1,1 @@
+//! The /v1 API: routes, websocket and safety rules.

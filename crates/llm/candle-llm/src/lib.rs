@@ -1,0 +1,1 @@
+//! The text engine on Candle: decoder models and snapshot preparers.
