@@ -6,7 +6,7 @@ import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
-from transformers import Qwen2TokenizerFast, Qwen3Model
+from transformers import Qwen3Model
 
 ap = argparse.ArgumentParser()
 ap.add_argument("--work", default="demo-work"); ap.add_argument("--ckpt", default="ckpt")

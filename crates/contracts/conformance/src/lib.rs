@@ -1,1 +1,3 @@
 //! Suites that any provider, engine or server can be run through.
+
+pub mod recipe;
