@@ -1,1 +1,37 @@
-//! The media contract: requests, descriptors, component traits and the provider registry. No tensor library.
+//! The media contract of the inference runtime.
+//!
+//! Everything that a product, a provider and the engine agree on lives here: requests and results, the
+//! components that a generator is made of, model descriptors, and the registry that a bundle composes.
+//! There is no tensor library below this crate; pictures are packed RGB bytes and latents are host `f32`.
+//! All traits are object-safe, blocking and `Send + Sync`.
+
+mod component;
+mod descriptor;
+mod error;
+mod generator;
+mod load;
+mod media;
+mod progress;
+mod registry;
+mod request;
+
+pub use component::{
+    Conditioning, Denoiser, DiffusionModel, DiffusionRecipe, GuidanceRecipe, LatentDistribution, Latents, LoadContext,
+    PreviewProjection, ScheduleRecipe, StepContext, TextEncoder, Vae,
+};
+pub use descriptor::{
+    AdapterKind, Capabilities, ConditioningKind, DescriptorProblem, KNOWN_GUIDANCE_METHODS, KNOWN_SAMPLERS,
+    KNOWN_SCHEDULERS, Modality, ModelDescriptor, ProviderKind, SizeRule,
+};
+pub use error::{Error, Result};
+pub use generator::{
+    CaptionRequest, Captioner, Generator, ImageEmbedder, TextEmbedder, TrainRequest, Trainer, TrainingOutput,
+    Transform, TransformRequest,
+};
+pub use load::{
+    AdapterSpec, ComponentFootprint, Footprint, LoadSpec, OffloadPolicy, Precision, Quant, Role, WeightsSource,
+};
+pub use media::{AudioTrack, GenerationOutput, Image};
+pub use progress::{CancelFlag, Progress};
+pub use registry::{GeneratorEntry, ProviderRegistry, ProviderRegistryBuilder, TypedEntry};
+pub use request::{ConditioningInput, ControlKind, GenerationRequest};
