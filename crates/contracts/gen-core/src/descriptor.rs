@@ -258,10 +258,10 @@ impl ModelDescriptor {
             ("duration", request.duration.is_some()),
             ("audio", request.audio),
         ];
-        if self.modality == Modality::Image {
-            if let Some((field, _)) = clip.into_iter().find(|(_, set)| *set) {
-                return Err(Error::invalid(field, format!("{} makes pictures; leave it out", self.id)));
-            }
+        if self.modality == Modality::Image
+            && let Some((field, _)) = clip.into_iter().find(|(_, set)| *set)
+        {
+            return Err(Error::invalid(field, format!("{} makes pictures; leave it out", self.id)));
         }
         Ok(())
     }
@@ -271,10 +271,10 @@ impl ModelDescriptor {
             if !self.capabilities.conditioning.contains(&input.kind()) {
                 return Err(Error::invalid("conditioning", format!("{} takes no {:?} input", self.id, input.kind())));
             }
-            if let ConditioningInput::Reference { strength, .. } = input {
-                if !(0.0..=1.0).contains(strength) {
-                    return Err(Error::invalid("strength", "must be from 0 to 1"));
-                }
+            if let ConditioningInput::Reference { strength, .. } = input
+                && !(0.0..=1.0).contains(strength)
+            {
+                return Err(Error::invalid("strength", "must be from 0 to 1"));
             }
         }
         let references = inputs.iter().filter(|i| i.kind() == ConditioningKind::Reference).count();
@@ -284,3 +284,6 @@ impl ModelDescriptor {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
