@@ -1,1 +1,5 @@
-//! Source nodes, primitives and one runner per model family.
+//! Source nodes, primitives and one runner per model family, on top of a bundle's catalog.
+
+mod assets;
+
+pub use assets::{AssetError, AssetSource};
