@@ -174,6 +174,15 @@ pub fn read_tensor_list(path: &Path) -> io::Result<Vec<Named>> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
+/// Reads a fixture's `comfy_map.json`: the tensors of the original single files by component (`transformer`,
+/// `text_encoder`, `vae`).
+///
+/// # Errors
+/// The file can't be read or is something else.
+pub fn read_comfy_map(fixture: &Path) -> io::Result<BTreeMap<String, Vec<Mapped>>> {
+    Ok(serde_json::from_slice(&fs::read(fixture.join("comfy_map.json"))?)?)
+}
+
 /// Writes the checkpoint folder that a fixture describes: its configs, weights for each `tensors.json` in it, and the
 /// demo model's tokenizer, which every tiny model shares.
 ///
@@ -264,6 +273,26 @@ mod tests {
 
         let wrong = Mapped { shape: vec![4, 3], ..fused };
         assert!(write_safetensors(&path, &[wrong], Format::F32).is_err());
+    }
+
+    #[test]
+    fn the_tiny_pipeline_can_be_written_in_both_layouts() {
+        let fixture = fixtures().join("z-image-tiny");
+        let dir = tempfile::tempdir().unwrap();
+        write_folder(&fixture, dir.path(), Format::Bf16, 1).unwrap();
+        for file in ["transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"] {
+            assert!(dir.path().join(file).with_extension("safetensors").exists(), "{file}");
+        }
+        assert!(dir.path().join("tokenizer/tokenizer.json").exists());
+        assert!(dir.path().join("scheduler/scheduler_config.json").exists());
+        for (part, tensors) in read_comfy_map(&fixture).unwrap() {
+            let path = dir.path().join(format!("{part}.safetensors"));
+            write_safetensors(&path, &tensors, Format::Bf16).unwrap();
+            let elements = |list: &[Named]| -> usize { list.iter().map(|(_, s)| s.iter().product::<usize>()).sum() };
+            let diffusers = read_tensor_list(&fixture.join(&part).join("tensors.json")).unwrap();
+            let original: Vec<Named> = tensors.into_iter().map(|t| (t.name, t.shape)).collect();
+            assert_eq!(elements(&original), elements(&diffusers), "{part}");
+        }
     }
 
     #[test]
