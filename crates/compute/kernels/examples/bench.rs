@@ -1,0 +1,107 @@
+//! Times one kernel: `cargo run --release -p kernels --example bench -- linear --m 1088 --k 3840 --n 3840`.
+//!
+//! Prints one JSON line; options: `--isa`, `--threads`, `--dtype bfloat16|float32`, `--runs` and the sizes.
+
+use std::error::Error;
+use std::time::Instant;
+
+use half::bf16;
+use kernels::linear::{Epilogue, PackedLinear, WeightFormat};
+use kernels::{Ctx, Isa, Values, ValuesMut};
+
+struct Options(Vec<String>);
+
+impl Options {
+    fn text(&self, name: &str, default: &str) -> String {
+        let at = self.0.iter().position(|word| word.strip_prefix("--") == Some(name));
+        at.and_then(|at| self.0.get(at + 1)).cloned().unwrap_or_else(|| default.to_string())
+    }
+
+    fn number(&self, name: &str, default: usize) -> Result<usize, Box<dyn Error>> {
+        Ok(self.text(name, &default.to_string()).parse()?)
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options(std::env::args().skip(1).collect());
+    let work = options.0.first().cloned().unwrap_or_else(|| "linear".into());
+    let isa: Isa = options.text("isa", Isa::active().name()).parse()?;
+    let ctx = Ctx::new(isa, options.number("threads", Ctx::global().pool().threads())?)?;
+    let dtype = options.text("dtype", "bfloat16");
+    let runs = options.number("runs", 11)?.max(1);
+    let half = dtype == "bfloat16";
+    let (mut seconds, flop) = match work.as_str() {
+        "linear" => linear(&ctx, &options, half, runs)?,
+        other => return Err(format!("no such work: {other}").into()),
+    };
+    seconds.sort_by(f64::total_cmp);
+    let (median, min, max) = (seconds[seconds.len() / 2], seconds[0], seconds[seconds.len() - 1]);
+    println!(
+        "{{\"work\":\"{work}\",\"dtype\":\"{dtype}\",\"isa\":\"{isa}\",\"threads\":{},\"median_s\":{median:.6},\
+         \"min_s\":{min:.6},\"max_s\":{max:.6},\"tflops\":{:.3},\"best_tflops\":{:.3}}}",
+        ctx.pool().threads(),
+        flop / median / 1e12,
+        flop / min / 1e12,
+    );
+    Ok(())
+}
+
+type Timings = Result<(Vec<f64>, f64), Box<dyn Error>>;
+
+/// Times `step` after one run to warm up.
+fn time(runs: usize, mut step: impl FnMut() -> kernels::Result<()>) -> Result<Vec<f64>, Box<dyn Error>> {
+    step()?;
+    let mut seconds = Vec::new();
+    for _ in 0..runs {
+        let start = Instant::now();
+        step()?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    Ok(seconds)
+}
+
+fn noise(len: usize) -> Vec<f32> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Values of one type or the other.
+enum Buffer {
+    Half(Vec<bf16>),
+    Full(Vec<f32>),
+}
+
+impl Buffer {
+    fn noise(len: usize, half: bool) -> Self {
+        let values = noise(len);
+        if half { Buffer::Half(values.iter().map(|&x| bf16::from_f32(x)).collect()) } else { Buffer::Full(values) }
+    }
+
+    fn get(&self) -> Values<'_> {
+        match self {
+            Buffer::Half(values) => values.into(),
+            Buffer::Full(values) => values.into(),
+        }
+    }
+
+    fn get_mut(&mut self) -> ValuesMut<'_> {
+        match self {
+            Buffer::Half(values) => values.into(),
+            Buffer::Full(values) => values.into(),
+        }
+    }
+}
+
+fn linear(ctx: &Ctx, options: &Options, half: bool, runs: usize) -> Timings {
+    let (m, k, n) = (options.number("m", 1088)?, options.number("k", 3840)?, options.number("n", 3840)?);
+    let format = if half { WeightFormat::Bf16 } else { WeightFormat::F32 };
+    let layer = PackedLinear::new(ctx, format, Buffer::noise(n * k, half).get(), n, k)?;
+    let (x, mut y) = (Buffer::noise(m * k, half), Buffer::noise(m * n, half));
+    let seconds = time(runs, || layer.forward(ctx, x.get(), m, y.get_mut(), &Epilogue::default()))?;
+    Ok((seconds, 2.0 * (m * k * n) as f64))
+}

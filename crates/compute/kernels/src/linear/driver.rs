@@ -1,0 +1,160 @@
+//! Blocking and threading, the same for every instruction set.
+//!
+//! Activations are packed once a call into blocks of rows; the product is cut into tasks of some rows and some panels.
+//! Within a task the inner dimension goes in chunks, so that a chunk of activations and the sums stay in L2 and a chunk
+//! of one panel stays in L1 while all blocks of rows pass it. With few rows a task walks each panel from end to end
+//! instead: then it is one stream from memory. The order of the sums is the same either way.
+
+use half::bf16;
+
+use super::epilogue::{Block, Finish};
+use super::{PANEL, PackedLinear, TILE_K, WeightFormat, float};
+use crate::ctx::Ctx;
+use crate::isa::Isa;
+use crate::memory::Scratch;
+use crate::pool::SharedMut;
+use crate::values::Values;
+
+/// A way to multiply one block of rows with one chunk of a panel.
+pub(super) trait Engine: Sync {
+    /// Rows of a full block.
+    const ROWS: usize;
+    /// Inner elements of a chunk, a multiple of `TILE_K`.
+    const CHUNK: usize;
+
+    /// Bytes that one inner element of a packed block takes; the inner dimension is padded to `TILE_K`.
+    fn bytes_per_k(rows: usize) -> usize;
+
+    /// Packs rows `row..row + rows` of `x`.
+    ///
+    /// # Safety
+    /// The rows exist, and `to` has room for the block.
+    unsafe fn pack(&self, x: Values<'_>, inputs: usize, row: usize, rows: usize, to: *mut u8);
+
+    /// Called by a thread before its products of a task; what it returns is dropped after them.
+    fn enter(&self) -> impl Sized;
+
+    /// The chunk of a panel in the form that `multiply` reads: in place, or decoded into `space`.
+    ///
+    /// # Safety
+    /// `panel` is valid for the chunk and `space` has `space_bytes`.
+    unsafe fn weights(&self, panel: *const u8, k: usize, len: usize, space: *mut u8) -> *const u8;
+
+    /// Bytes that `weights` needs to decode a chunk.
+    fn space_bytes(&self) -> usize;
+
+    /// `sums = a b` if `first`, else `sums += a b`, over `len` inner elements.
+    ///
+    /// # Safety
+    /// `a` is a packed block of `rows` rows at this chunk, `b` comes from `weights`, and `sums` is `[rows][PANEL]` with
+    /// rows up to a multiple of 16.
+    unsafe fn multiply(&self, a: *const u8, b: *const u8, sums: *mut f32, rows: usize, len: usize, first: bool);
+}
+
+/// The whole product. Sizes have been checked, and neither rows nor outputs are zero.
+pub(super) fn multiply(ctx: &Ctx, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
+    match (ctx.isa(), layer.geometry.format) {
+        #[cfg(target_arch = "x86_64")]
+        (Isa::AmxBf16, WeightFormat::Bf16) => run(ctx, &super::amx::Tiles, layer, x, rows, finish),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512Bf16, WeightFormat::Bf16) => run(ctx, &super::dot_bf16::DotBf16, layer, x, rows, finish),
+        (isa, format) => {
+            let bf16 = format == WeightFormat::Bf16;
+            match isa {
+                Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => {
+                    run(ctx, &float::Float::<{ float::AVX512_ROWS }> { isa, bf16 }, layer, x, rows, finish)
+                }
+                Isa::Neon => run(ctx, &float::Float::<{ float::NEON_ROWS }> { isa, bf16 }, layer, x, rows, finish),
+                Isa::Avx2 => run(ctx, &float::Float::<{ float::AVX2_ROWS }> { isa, bf16 }, layer, x, rows, finish),
+                Isa::Scalar => run(ctx, &float::Float::<{ float::SCALAR_ROWS }> { isa, bf16 }, layer, x, rows, finish),
+            }
+        }
+    }
+}
+
+/// Rows up to which weights are the traffic that counts.
+const FEW_ROWS: usize = 64;
+/// Rows of a task otherwise: their sums and one chunk of their activations fill half of a 2 MB L2.
+const TASK_ROWS: usize = 560;
+/// Panels of a task with many rows.
+const TASK_PANELS: usize = 8;
+/// Weights of a task with few rows, enough for the stream to gain speed.
+const TASK_BYTES: usize = 128 << 10;
+
+fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
+    let geometry = layer.geometry;
+    let inputs = geometry.inputs;
+    let padded = inputs.next_multiple_of(TILE_K);
+    let block_bytes = (E::bytes_per_k(E::ROWS) * padded).next_multiple_of(64);
+    let blocks = rows.div_ceil(E::ROWS);
+    let mut packed = Scratch::take(blocks * block_bytes);
+    let packed = SharedMut::new(packed.slice_mut::<u8>());
+    let block_rows = |block: usize| E::ROWS.min(rows - block * E::ROWS);
+    ctx.pool().run_ranges(blocks, (1 << 17) / block_bytes.max(1), |range| {
+        for block in range {
+            // SAFETY: blocks lie apart in `packed`.
+            unsafe {
+                engine.pack(x, inputs, block * E::ROWS, block_rows(block), packed.get().add(block * block_bytes))
+            };
+        }
+    });
+
+    let panels = geometry.panels();
+    let chunks = inputs.div_ceil(E::CHUNK).max(1);
+    let few = rows <= FEW_ROWS;
+    let (task_blocks, task_panels) = if few {
+        (blocks, (TASK_BYTES / geometry.panel_bytes().max(1)).clamp(1, panels.div_ceil(ctx.pool().threads())))
+    } else {
+        let row_tasks = rows.div_ceil(TASK_ROWS);
+        let wanted = (panels * row_tasks).div_ceil(ctx.pool().threads() * 4);
+        (blocks.div_ceil(row_tasks), wanted.clamp(1, TASK_PANELS))
+    };
+    let panel_tasks = panels.div_ceil(task_panels);
+    let k_bytes = PANEL * if geometry.format == WeightFormat::F32 { 4 } else { 2 };
+
+    ctx.pool().run(panel_tasks * blocks.div_ceil(task_blocks), |task| {
+        let first_panel = task % panel_tasks * task_panels;
+        let own_panels = task_panels.min(panels - first_panel);
+        let first_block = task / panel_tasks * task_blocks;
+        let own_blocks = task_blocks.min(blocks - first_block);
+        let panel_sums = (own_blocks * E::ROWS).next_multiple_of(16) * PANEL;
+        let mut sums = Scratch::of::<f32>(panel_sums * own_panels);
+        let sums = sums.ptr::<f32>();
+        let mut space = Scratch::take(engine.space_bytes());
+        let _entered = engine.enter();
+        for step in 0..own_panels * chunks {
+            let (panel, chunk) =
+                if few { (step / chunks, step % chunks) } else { (step % own_panels, step / own_panels) };
+            let k = chunk * E::CHUNK;
+            let len = E::CHUNK.min(inputs - k);
+            // SAFETY: the panel exists, `k` is a multiple of `TILE_K`, and the packed blocks, sums and spaces were sized
+            // above for exactly these offsets; tasks write different sums and different parts of the output.
+            unsafe {
+                let start = layer.bytes.as_ptr().add((first_panel + panel) * geometry.panel_bytes() + k * k_bytes);
+                let weights = engine.weights(start, k, len, space.ptr());
+                for block in first_block..first_block + own_blocks {
+                    let count = block_rows(block);
+                    let a = packed.get().add(block * block_bytes + E::bytes_per_k(count) * k);
+                    let c = sums.add(panel * panel_sums + (block - first_block) * E::ROWS * PANEL);
+                    engine.multiply(a, weights, c, count, len, chunk == 0);
+                    if chunk + 1 == chunks {
+                        let row = block * E::ROWS;
+                        finish.block(ctx.isa(), Block { sums: c, panel: first_panel + panel, row, rows: count });
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Reads one value of a row as f32.
+#[inline(always)]
+pub(super) fn row<'a>(x: Values<'a>, inputs: usize, row: usize) -> Values<'a> {
+    match x {
+        Values::F32(values) => Values::F32(&values[row * inputs..][..inputs]),
+        Values::Bf16(values) => Values::Bf16(&values[row * inputs..][..inputs]),
+    }
+}
+
+/// Bytes of a bf16.
+pub(super) const BF16: usize = size_of::<bf16>();

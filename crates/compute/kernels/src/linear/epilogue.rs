@@ -1,0 +1,199 @@
+//! What is done to a product while it is still in the cache: bias, activation, gating, residual.
+
+use half::bf16;
+
+use super::{PANEL, PackedLinear};
+use crate::error::{KernelError, Result, exact, product};
+use crate::math;
+use crate::pool::SharedMut;
+use crate::simd::{Element, Kernel, Simd};
+use crate::values::{Values, ValuesMut};
+
+/// A function applied to every element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activation {
+    /// None.
+    #[default]
+    Identity,
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU in its tanh form.
+    GeluTanh,
+    /// GELU with the error function.
+    GeluErf,
+    /// `x * sigmoid(1.702 x)`, as CLIP has it.
+    QuickGelu,
+}
+
+/// A factor per output column, shared by groups of consecutive rows (the samples of a batch).
+#[derive(Debug, Clone, Copy)]
+pub struct Gate<'a> {
+    /// `(groups, outputs)`.
+    pub values: &'a [f32],
+    /// Rows that share one group's factors.
+    pub rows: usize,
+}
+
+/// What is added at the end.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Residual<'a> {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the output holds before.
+    InPlace,
+    /// Values of the output's shape.
+    From(Values<'a>),
+}
+
+/// `out = residual + gate * activation(x W^T + b)`; for a gated layer the activation is that of its first half.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Epilogue<'a> {
+    /// Applied first.
+    pub activation: Activation,
+    /// Then multiplied by.
+    pub gate: Option<Gate<'a>>,
+    /// Then added.
+    pub residual: Residual<'a>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// Only an activation.
+    pub fn activation(activation: Activation) -> Self {
+        Epilogue { activation, ..Epilogue::default() }
+    }
+
+    /// Checks the sizes and binds the output.
+    pub(super) fn plan<'o>(&self, layer: &'o PackedLinear, rows: usize, out: ValuesMut<'o>) -> Result<Finish<'o>>
+    where
+        'a: 'o,
+    {
+        let outputs = layer.geometry.outputs;
+        if let Some(gate) = self.gate {
+            if gate.rows == 0 {
+                return Err(KernelError::Shape { what: "gate", why: "it must cover at least one row".into() });
+            }
+            exact("gate", product("gate", &[rows.div_ceil(gate.rows), outputs])?, gate.values.len())?;
+        }
+        if let Residual::From(values) = self.residual {
+            exact("residual", rows * outputs, values.len())?;
+        }
+        let out = match out {
+            ValuesMut::F32(values) => Target::F32(SharedMut::new(values)),
+            ValuesMut::Bf16(values) => Target::Bf16(SharedMut::new(values)),
+        };
+        Ok(Finish { epilogue: *self, bias: layer.bias.as_deref(), gated: layer.geometry.gated, outputs, out })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Target {
+    F32(SharedMut<f32>),
+    Bf16(SharedMut<bf16>),
+}
+
+/// A checked epilogue with its output.
+pub(super) struct Finish<'a> {
+    epilogue: Epilogue<'a>,
+    bias: Option<&'a [f32]>,
+    gated: bool,
+    outputs: usize,
+    out: Target,
+}
+
+/// One block of a product: `rows` rows of one panel, and where it goes.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// `[rows][PANEL]`.
+    pub(super) sums: *const f32,
+    pub(super) panel: usize,
+    pub(super) row: usize,
+    pub(super) rows: usize,
+}
+
+impl Finish<'_> {
+    /// Ends one block.
+    ///
+    /// # Safety
+    /// The block's sums are valid, its rows and panel lie within the output, and no other thread has the same block.
+    pub(super) unsafe fn block(&self, isa: crate::Isa, block: Block) {
+        // SAFETY: by the contract above.
+        unsafe {
+            match self.out {
+                Target::F32(out) => crate::simd::dispatch(isa, EndBlock { finish: self, out: out.get(), block }),
+                Target::Bf16(out) => crate::simd::dispatch(isa, EndBlock { finish: self, out: out.get(), block }),
+            }
+        }
+    }
+}
+
+struct EndBlock<'a, O> {
+    finish: &'a Finish<'a>,
+    out: *mut O,
+    block: Block,
+}
+
+impl<O: Element> Kernel for EndBlock<'_, O> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Simd>(self) {
+        // SAFETY: the caller's contract; see `Finish::block`.
+        unsafe {
+            match (self.finish.gated, self.finish.epilogue.activation) {
+                (false, Activation::Identity) => self.rows::<V, false>(|x| x),
+                (false, Activation::Silu) => self.rows::<V, false>(|x| math::silu(x)),
+                (false, Activation::GeluTanh) => self.rows::<V, false>(|x| math::gelu_tanh(x)),
+                (false, Activation::GeluErf) => self.rows::<V, false>(|x| math::gelu_erf(x)),
+                (false, Activation::QuickGelu) => self.rows::<V, false>(|x| math::quick_gelu(x)),
+                (true, Activation::Identity) => self.rows::<V, true>(|x| x),
+                (true, Activation::Silu) => self.rows::<V, true>(|x| math::silu(x)),
+                (true, Activation::GeluTanh) => self.rows::<V, true>(|x| math::gelu_tanh(x)),
+                (true, Activation::GeluErf) => self.rows::<V, true>(|x| math::gelu_erf(x)),
+                (true, Activation::QuickGelu) => self.rows::<V, true>(|x| math::quick_gelu(x)),
+            }
+        }
+    }
+}
+
+impl<O: Element> EndBlock<'_, O> {
+    #[inline(always)]
+    unsafe fn rows<V: Simd, const GATED: bool>(&self, activation: impl Fn(V) -> V) {
+        let Block { sums, panel, row, rows } = self.block;
+        let (epilogue, outputs) = (&self.finish.epilogue, self.finish.outputs);
+        let width = if GATED { PANEL / 2 } else { PANEL };
+        let column = panel * width;
+        let columns = width.min(outputs - column);
+        let bias = self.finish.bias.map(|bias| &bias[panel * PANEL..][..PANEL]);
+        for i in 0..rows {
+            let at = (row + i) * outputs + column;
+            for c in (0..columns).step_by(V::LANES) {
+                let len = V::LANES.min(columns - c);
+                // SAFETY: sums hold whole panels; everything else is read and written for `len` columns within the row,
+                // whose sizes `plan` has checked.
+                unsafe {
+                    let sum = |c: usize| {
+                        let sum = V::load(sums.add(i * PANEL + c));
+                        bias.map_or(sum, |bias| sum.add(V::load(bias.as_ptr().add(c))))
+                    };
+                    let mut y = activation(sum(c));
+                    if GATED {
+                        y = y.mul(sum(c + PANEL / 2));
+                    }
+                    if let Some(gate) = epilogue.gate {
+                        let factors = gate.values.as_ptr().add((row + i) / gate.rows * outputs + column + c);
+                        y = y.mul(<f32 as Element>::load::<V>(factors, len));
+                    }
+                    let out = self.out.add(at + c);
+                    y = match epilogue.residual {
+                        Residual::None => y,
+                        Residual::InPlace => y.add(O::load::<V>(out, len)),
+                        Residual::From(Values::F32(from)) => y.add(f32::load::<V>(from.as_ptr().add(at + c), len)),
+                        Residual::From(Values::Bf16(from)) => y.add(bf16::load::<V>(from.as_ptr().add(at + c), len)),
+                    };
+                    O::store(y, out, len);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Products in f32, for every instruction set. bf16 weights are widened one chunk at a time into L1.
+
+use half::bf16;
+
+use super::PANEL;
+use super::driver::{Engine, row};
+use crate::isa::Isa;
+use crate::simd::{Kernel, Simd, dispatch};
+use crate::values::Values;
+
+// Rows of a block: as many as leave two vectors of weights (and, where broadcasts need one, a register) free.
+pub(super) const AVX512_ROWS: usize = 14;
+pub(super) const AVX2_ROWS: usize = 6;
+pub(super) const NEON_ROWS: usize = 12;
+pub(super) const SCALAR_ROWS: usize = 4;
+
+/// Vectors of columns that a block works on at a time.
+const VECTORS: usize = 2;
+
+/// Arithmetic in f32 with blocks of `ROWS` rows.
+pub(super) struct Float<const ROWS: usize> {
+    pub(super) isa: Isa,
+    /// Whether the weights are bf16.
+    pub(super) bf16: bool,
+}
+
+impl<const ROWS: usize> Engine for Float<ROWS> {
+    const ROWS: usize = ROWS;
+    // 32 KB of widened weights. Partial sums of this length also keep rounding errors from growing with the inputs.
+    const CHUNK: usize = 256;
+
+    fn bytes_per_k(rows: usize) -> usize {
+        rows * 4
+    }
+
+    /// `[k][rows]`.
+    unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: *mut u8) {
+        let to = to.cast::<f32>();
+        for r in 0..rows {
+            // SAFETY: the block has room for `inputs * rows` values.
+            unsafe {
+                match row(x, inputs, first + r) {
+                    Values::F32(values) => {
+                        values.iter().enumerate().for_each(|(k, &value)| to.add(k * rows + r).write(value));
+                    }
+                    Values::Bf16(values) => {
+                        values.iter().enumerate().for_each(|(k, value)| to.add(k * rows + r).write(value.to_f32()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn enter(&self) -> impl Sized {}
+
+    fn space_bytes(&self) -> usize {
+        if self.bf16 { Self::CHUNK * PANEL * 4 } else { 0 }
+    }
+
+    unsafe fn weights(&self, panel: *const u8, _k: usize, len: usize, space: *mut u8) -> *const u8 {
+        if !self.bf16 {
+            return panel;
+        }
+        // SAFETY: the chunk is whole tiles, and the space holds a whole chunk.
+        unsafe { dispatch(self.isa, Widen { tiles: panel.cast(), len, to: space.cast() }) };
+        space
+    }
+
+    unsafe fn multiply(&self, a: *const u8, b: *const u8, sums: *mut f32, rows: usize, len: usize, first: bool) {
+        let work = Multiply { a: a.cast(), b: b.cast(), sums, rows, len, first };
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(self.isa, work) }
+    }
+}
+
+/// bf16 tiles to `[k][PANEL]` in f32.
+struct Widen {
+    tiles: *const bf16,
+    len: usize,
+    to: *mut f32,
+}
+
+impl Kernel for Widen {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Simd>(self) {
+        const HALF: usize = PANEL / 2;
+        // Pairs of k, in the order of the tiles: two tiles of 16 columns a step of 16 pairs.
+        for pair in 0..self.len.div_ceil(2) {
+            for half in 0..2 {
+                // SAFETY: inside the chunk's tiles and the space.
+                unsafe {
+                    let from = self.tiles.add((pair / 16 * 2 + half) * 16 * PANEL + pair % 16 * PANEL);
+                    let to = self.to.add(pair * 2 * PANEL + half * HALF);
+                    for c in (0..HALF).step_by(V::LANES) {
+                        let (even, odd) = V::load_bf16_pairs(from.add(c * 2));
+                        even.store(to.add(c));
+                        odd.store(to.add(PANEL + c));
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Multiply {
+    a: *const f32,
+    b: *const f32,
+    sums: *mut f32,
+    rows: usize,
+    len: usize,
+    first: bool,
+}
+
+impl Kernel for Multiply {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Simd>(self) {
+        // SAFETY: the caller's contract; a block has at most as many rows as its instruction set's constant says.
+        unsafe {
+            match (V::LANES, self.rows) {
+                (_, 1) => self.block::<V, 1>(),
+                (_, 2) => self.block::<V, 2>(),
+                (_, 3) => self.block::<V, 3>(),
+                (_, 4) => self.block::<V, 4>(),
+                (4.., 5) => self.block::<V, 5>(),
+                (4.., 6) => self.block::<V, 6>(),
+                (4 | 16, 7) => self.block::<V, 7>(),
+                (4 | 16, 8) => self.block::<V, 8>(),
+                (4 | 16, 9) => self.block::<V, 9>(),
+                (4 | 16, 10) => self.block::<V, 10>(),
+                (4 | 16, 11) => self.block::<V, 11>(),
+                (4 | 16, 12) => self.block::<V, 12>(),
+                (16, 13) => self.block::<V, 13>(),
+                (16, 14) => self.block::<V, 14>(),
+                _ => unreachable!("blocks are no larger"),
+            }
+        }
+    }
+}
+
+impl Multiply {
+    #[inline(always)]
+    unsafe fn block<V: Simd, const ROWS: usize>(&self) {
+        for column in (0..PANEL).step_by(V::LANES * VECTORS) {
+            // SAFETY: `a` is `[len][ROWS]`, `b` is `[len][PANEL]`, `sums` is `[ROWS][PANEL]`.
+            unsafe {
+                let mut acc = [[V::splat(0.0); VECTORS]; ROWS];
+                let (mut a, mut b) = (self.a, self.b.add(column));
+                for _ in 0..self.len {
+                    let w: [V; VECTORS] = [V::load(b), V::load(b.add(V::LANES))];
+                    for r in 0..ROWS {
+                        let x = V::splat(*a.add(r));
+                        for v in 0..VECTORS {
+                            acc[r][v] = x.fma(w[v], acc[r][v]);
+                        }
+                    }
+                    a = a.add(ROWS);
+                    b = b.add(PANEL);
+                }
+                for r in 0..ROWS {
+                    for v in 0..VECTORS {
+                        let to = self.sums.add(r * PANEL + column + v * V::LANES);
+                        let sum = if self.first { acc[r][v] } else { V::load(to).add(acc[r][v]) };
+                        sum.store(to);
+                    }
+                }
+            }
+        }
+    }
+}
