@@ -1,3 +1,4 @@
 //! Suites that any provider, engine or server can be run through.
 
+pub mod headers;
 pub mod recipe;
