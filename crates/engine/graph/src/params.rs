@@ -39,8 +39,8 @@ impl Seed {
                 (None, Some(_)) => None,
                 // Written as 7.0 or 1e3: exact only below 2^53.
                 (None, None) => match number.as_f64()? {
-                    float if float == -1.0 => Some(Self::RANDOM),
-                    float if float >= 0.0 && float < EXACT_FLOATS && float.fract() == 0.0 => {
+                    -1.0 => Some(Self::RANDOM),
+                    float if (0.0..EXACT_FLOATS).contains(&float) && float.fract() == 0.0 => {
                         Some(Self::fixed(float as u64))
                     }
                     _ => None,

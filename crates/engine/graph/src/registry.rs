@@ -118,20 +118,20 @@ fn check(descriptor: &NodeDescriptor) -> Result<(), String> {
     unique("input port", descriptor.inputs.iter().map(|port| port.id.as_str()))?;
     unique("output port", descriptor.outputs.iter().map(|port| port.id.as_str()))?;
     unique("param", descriptor.params.iter().map(|param| param.key.as_str()))?;
-    if let Some(kind) = descriptor.output_kind {
-        if !descriptor.outputs.iter().any(|port| port.kind.take_kind() == Some(kind)) {
-            return Err(format!("outputKind is {kind}, but no output port has that kind"));
-        }
+    if let Some(kind) = descriptor.output_kind
+        && !descriptor.outputs.iter().any(|port| port.kind.take_kind() == Some(kind))
+    {
+        return Err(format!("outputKind is {kind}, but no output port has that kind"));
     }
     descriptor.params.iter().try_for_each(check_param)
 }
 
 fn check_param(param: &ParamDescriptor) -> Result<(), String> {
     let default = params::resolve(param, &param.default).map_err(|(_, problem)| format!("its default: {problem}"))?;
-    if let (Some(options), None, params::ParamValue::Text(text)) = (&param.options, &param.options_from, &default) {
-        if !options.iter().any(|option| option.value == *text) {
-            return Err(format!("the default of param {} isn't one of its options", quote(&param.key)));
-        }
+    if let (Some(options), None, params::ParamValue::Text(text)) = (&param.options, &param.options_from, &default)
+        && !options.iter().any(|option| option.value == *text)
+    {
+        return Err(format!("the default of param {} isn't one of its options", quote(&param.key)));
     }
     unique("option", param.options.iter().flatten().map(|option| option.value.as_str()))
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{GraphError, GraphRule, listing, quote};
+use crate::error::{GraphError, GraphRule, quote};
 use crate::json::{self, type_name};
 
 /// The lowest graph version that this engine reads.
@@ -306,9 +306,4 @@ fn unknown_field<'a>(fields: &'a Map<String, Value>, known: &[&str]) -> Option<&
 
 fn shape(message: impl Into<String>) -> GraphError {
     GraphError::new(GraphRule::Shape, message)
-}
-
-/// The message for an edge or target that names no node of the graph.
-pub(crate) fn no_such_node<'a>(id: &str, nodes: impl Iterator<Item = &'a str>) -> String {
-    format!("no node {} in the graph; its nodes are {}", quote(id), listing(nodes))
 }

@@ -8,7 +8,7 @@ use crate::error::{GraphError, GraphRule, listing, quote};
 use crate::order::Sources;
 use crate::params::{self, ParamValue, Params};
 use crate::registry::NodeRegistry;
-use crate::schema::{Graph, Input, Node, check_schema_version, no_such_node};
+use crate::schema::{Graph, Input, Node, check_schema_version};
 
 /// The target's upstream closure of a graph that passed every check, in the order of execution, the target last.
 #[derive(Clone, Debug)]
@@ -121,10 +121,9 @@ pub fn validate(graph: &Graph, registry: &NodeRegistry, target: &str) -> Result<
         nodes[node].error(GraphRule::Cycle, "the node depends on its own output; remove one edge of the cycle")
     })?;
     let Some(&target_index) = index.get(target) else {
-        return Err(GraphError::new(
-            GraphRule::UnknownTarget,
-            format!("target: {}", no_such_node(target, graph.nodes.iter().map(|node| node.id.as_str()))),
-        ));
+        let known = listing(graph.nodes.iter().map(|node| node.id.as_str()));
+        let message = format!("the target {} isn't a node of the graph; its nodes are {known}", quote(target));
+        return Err(GraphError::new(GraphRule::UnknownTarget, message).at(target));
     };
     let mut params = resolve_params(&nodes)?;
     let order = sources.closure(target_index, &depths);
@@ -177,8 +176,9 @@ fn check_ports(nodes: &[Typed<'_>], index: &HashMap<&str, usize>) -> Result<(), 
             }
             for edge in input.edges() {
                 let Some(&source) = index.get(edge.from.as_str()) else {
-                    let message = no_such_node(&edge.from, nodes.iter().map(|typed| typed.node.id.as_str()));
-                    let message = format!("input {}: {message}", quote(port));
+                    let known = listing(nodes.iter().map(|typed| typed.node.id.as_str()));
+                    let from = quote(&edge.from);
+                    let message = format!("input {}: no node {from} in the graph; its nodes are {known}", quote(port));
                     return Err(typed.error(GraphRule::UnknownSource, message).on_port(port));
                 };
                 let source = &nodes[source];
