@@ -11,7 +11,7 @@ use crate::simd::Simd;
 pub(crate) unsafe fn exp<V: Simd>(x: V) -> V {
     unsafe {
         // Operand order matters: with NaN in the second place it is kept.
-        let x = V::splat(88.0).min(V::splat(-87.336_5).max(x));
+        let x = V::splat(88.0).min(V::splat(-87.3).max(x));
         let n = x.mul(V::splat(std::f32::consts::LOG2_E)).round();
         let r = n.fma(V::splat(-0.693_359_4), x);
         let r = n.fma(V::splat(2.121_944_4e-4), r);

@@ -3,7 +3,7 @@
 use std::arch::asm;
 
 use super::dot_bf16::to_bf16;
-use super::driver::{Engine, row};
+use super::driver::{Engine, Packed, row};
 use super::{PANEL, TILE_K};
 use crate::memory::Scratch;
 use crate::values::Values;
@@ -11,12 +11,16 @@ use crate::values::Values;
 /// Bytes of a tile: sixteen rows of 64.
 const TILE: usize = 1024;
 
+/// Tiles of a chunk.
+const CHUNK_STEPS: usize = 8;
+
 /// `tdpbf16ps` on packed tiles.
 pub(super) struct Tiles;
 
 impl Engine for Tiles {
     const ROWS: usize = 32;
-    const CHUNK: usize = 512;
+    // Both operands of a step (16 KB of each) stay in L1 with this.
+    const CHUNK: usize = CHUNK_STEPS * TILE_K;
 
     /// Tiles of sixteen rows are always whole; those past the end are zero.
     fn bytes_per_k(rows: usize) -> usize {
@@ -24,7 +28,7 @@ impl Engine for Tiles {
     }
 
     /// `[k / 32][tiles][16 rows][32]`.
-    unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: *mut u8) {
+    unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: Packed) {
         let padded = inputs.next_multiple_of(TILE_K);
         let tiles = rows.div_ceil(16);
         let mut line = Scratch::take(padded * 2);
@@ -39,7 +43,9 @@ impl Engine for Tiles {
                     line.write_bytes(0, padded * 2);
                 }
                 for step in 0..padded / TILE_K {
-                    std::ptr::copy_nonoverlapping(line.add(step * 64), to.add(start + step * tiles * TILE), 64);
+                    let (chunk, step_of) = (step / CHUNK_STEPS, step % CHUNK_STEPS);
+                    let to = to.chunk(chunk).add(start + step_of * tiles * TILE);
+                    std::ptr::copy_nonoverlapping(line.add(step * 64), to, 64);
                 }
             }
         }
@@ -53,7 +59,7 @@ impl Engine for Tiles {
         0
     }
 
-    unsafe fn weights(&self, panel: *const u8, _k: usize, _len: usize, _space: *mut u8) -> *const u8 {
+    unsafe fn weights(&self, panel: *const u8, _len: usize, _space: *mut u8) -> *const u8 {
         panel
     }
 
@@ -102,6 +108,11 @@ impl Drop for TileConfig {
     }
 }
 
+/// Asks for lines at these distances from the rows being read.
+macro_rules! ahead {
+    ($($distance:literal)*) => { concat!($("prefetcht0 [{a} + ", $distance, "]\n"),*) };
+}
+
 /// 32 rows times 32 columns: 2 x 2 tiles of sums, every loaded tile used twice.
 ///
 /// # Safety
@@ -111,15 +122,20 @@ unsafe fn two_tiles(a: *const u8, b: *const u8, sums: *mut f32, steps: usize, fi
     unsafe {
         load_sums_two(sums, first);
         if steps > 0 {
+            // The loads of rows come from L2, so each is asked for two steps ahead; a prefetch past the end does nothing.
             asm!(
                 "2:",
                 "tileloadd tmm6, [{b} + {row}]",
                 "tileloadd tmm4, [{a} + {row}]",
+                ahead!(4096 4160 4224 4288 4352 4416 4480 4544),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tileloadd tmm5, [{a} + {row} + 1024]",
+                ahead!(4608 4672 4736 4800 4864 4928 4992 5056),
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tileloadd tmm7, [{b} + {row} + 1024]",
+                ahead!(5120 5184 5248 5312 5376 5440 5504 5568),
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                ahead!(5632 5696 5760 5824 5888 5952 6016 6080),
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {a}, 2048",
                 "add {b}, 2048",

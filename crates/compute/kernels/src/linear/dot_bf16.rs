@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::driver::{BF16, Engine, row};
+use super::driver::{BF16, Engine, Packed, row};
 use super::{PANEL, TILE_K};
 use crate::memory::Scratch;
 use crate::values::Values;
@@ -21,17 +21,20 @@ impl Engine for DotBf16 {
     }
 
     /// `[pairs of k][rows][2]`.
-    unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: *mut u8) {
+    unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: Packed) {
         let padded = inputs.next_multiple_of(TILE_K);
         let mut line = Scratch::of::<bf16>(padded);
         let line = line.ptr::<bf16>();
-        let to = to.cast::<u32>();
         for r in 0..rows {
             // SAFETY: the line and the block have room for the padded row.
             unsafe {
                 to_bf16(row(x, inputs, first + r), line, padded);
-                let pairs = line.cast::<u32>();
-                (0..padded / 2).for_each(|pair| to.add(pair * rows + r).write(*pairs.add(pair)));
+                for start in (0..padded).step_by(Self::CHUNK) {
+                    let to = to.chunk(start / Self::CHUNK).cast::<u32>().add(r);
+                    let pairs = line.add(start).cast::<u32>();
+                    let count = Self::CHUNK.min(padded - start) / 2;
+                    (0..count).for_each(|pair| to.add(pair * rows).write(*pairs.add(pair)));
+                }
             }
         }
     }
@@ -42,7 +45,7 @@ impl Engine for DotBf16 {
         0
     }
 
-    unsafe fn weights(&self, panel: *const u8, _k: usize, _len: usize, _space: *mut u8) -> *const u8 {
+    unsafe fn weights(&self, panel: *const u8, _len: usize, _space: *mut u8) -> *const u8 {
         panel
     }
 

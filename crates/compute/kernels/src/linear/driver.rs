@@ -8,7 +8,7 @@
 use half::bf16;
 
 use super::epilogue::{Block, Finish};
-use super::{PANEL, PackedLinear, TILE_K, WeightFormat, float};
+use super::{PANEL, PackedLinear, WeightFormat, float};
 use crate::ctx::Ctx;
 use crate::isa::Isa;
 use crate::memory::Scratch;
@@ -29,7 +29,7 @@ pub(super) trait Engine: Sync {
     ///
     /// # Safety
     /// The rows exist, and `to` has room for the block.
-    unsafe fn pack(&self, x: Values<'_>, inputs: usize, row: usize, rows: usize, to: *mut u8);
+    unsafe fn pack(&self, x: Values<'_>, inputs: usize, row: usize, rows: usize, to: Packed);
 
     /// Called by a thread before its products of a task; what it returns is dropped after them.
     fn enter(&self) -> impl Sized;
@@ -38,7 +38,7 @@ pub(super) trait Engine: Sync {
     ///
     /// # Safety
     /// `panel` is valid for the chunk and `space` has `space_bytes`.
-    unsafe fn weights(&self, panel: *const u8, k: usize, len: usize, space: *mut u8) -> *const u8;
+    unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8;
 
     /// Bytes that `weights` needs to decode a chunk.
     fn space_bytes(&self) -> usize;
@@ -84,23 +84,25 @@ const TASK_BYTES: usize = 128 << 10;
 fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
     let geometry = layer.geometry;
     let inputs = geometry.inputs;
-    let padded = inputs.next_multiple_of(TILE_K);
-    let block_bytes = (E::bytes_per_k(E::ROWS) * padded).next_multiple_of(64);
     let blocks = rows.div_ceil(E::ROWS);
-    let mut packed = Scratch::take(blocks * block_bytes);
-    let packed = SharedMut::new(packed.slice_mut::<u8>());
     let block_rows = |block: usize| E::ROWS.min(rows - block * E::ROWS);
-    ctx.pool().run_ranges(blocks, (1 << 17) / block_bytes.max(1), |range| {
+    // Chunk after chunk, and block after block within a chunk, so that a task's chunk is one stretch of memory.
+    let block_bytes = (E::bytes_per_k(E::ROWS) * E::CHUNK).next_multiple_of(64);
+    let chunk_bytes = blocks * block_bytes;
+    let chunks = inputs.div_ceil(E::CHUNK).max(1);
+    let mut packed = Scratch::take(chunks * chunk_bytes);
+    let packed = SharedMut::new(packed.slice_mut::<u8>());
+    ctx.pool().run_ranges(blocks, (1 << 17) / (chunks * block_bytes), |range| {
         for block in range {
             // SAFETY: blocks lie apart in `packed`.
             unsafe {
-                engine.pack(x, inputs, block * E::ROWS, block_rows(block), packed.get().add(block * block_bytes))
-            };
+                let to = Packed { start: packed.get().add(block * block_bytes), chunk_bytes };
+                engine.pack(x, inputs, block * E::ROWS, block_rows(block), to);
+            }
         }
     });
 
     let panels = geometry.panels();
-    let chunks = inputs.div_ceil(E::CHUNK).max(1);
     let few = rows <= FEW_ROWS;
     let (task_blocks, task_panels) = if few {
         (blocks, (TASK_BYTES / geometry.panel_bytes().max(1)).clamp(1, panels.div_ceil(ctx.pool().threads())))
@@ -122,20 +124,36 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
         let sums = sums.ptr::<f32>();
         let mut space = Scratch::take(engine.space_bytes());
         let _entered = engine.enter();
-        for step in 0..own_panels * chunks {
-            let (panel, chunk) =
-                if few { (step / chunks, step % chunks) } else { (step % own_panels, step / own_panels) };
+        let steps = own_panels * chunks;
+        let place = |step: usize| {
+            if few { (step / chunks, step % chunks) } else { (step % own_panels, step / own_panels) }
+        };
+        let panel_chunk = |(panel, chunk): (usize, usize)| {
+            let at = (first_panel + panel) * geometry.panel_bytes() + chunk * E::CHUNK * k_bytes;
+            layer.bytes.as_ptr().wrapping_add(at)
+        };
+        for step in 0..steps {
+            let (panel, chunk) = place(step);
             let k = chunk * E::CHUNK;
             let len = E::CHUNK.min(inputs - k);
+            // The next step's weights, and a part of the next chunk's activations, are fetched meanwhile.
+            let weights_part = (E::CHUNK * k_bytes).div_ceil(own_blocks).next_multiple_of(64);
+            let rows_part = (own_blocks * block_bytes).div_ceil(own_blocks * own_panels).next_multiple_of(64);
             // SAFETY: the panel exists, `k` is a multiple of `TILE_K`, and the packed blocks, sums and spaces were sized
             // above for exactly these offsets; tasks write different sums and different parts of the output.
             unsafe {
-                let start = layer.bytes.as_ptr().add((first_panel + panel) * geometry.panel_bytes() + k * k_bytes);
-                let weights = engine.weights(start, k, len, space.ptr());
-                for block in first_block..first_block + own_blocks {
+                let weights = engine.weights(panel_chunk((panel, chunk)), len, space.ptr());
+                for own in 0..own_blocks {
+                    let block = first_block + own;
                     let count = block_rows(block);
-                    let a = packed.get().add(block * block_bytes + E::bytes_per_k(count) * k);
-                    let c = sums.add(panel * panel_sums + (block - first_block) * E::ROWS * PANEL);
+                    let a = packed.get().add(chunk * chunk_bytes + block * block_bytes);
+                    let c = sums.add(panel * panel_sums + own * E::ROWS * PANEL);
+                    if !few && step + 1 < steps {
+                        prefetch(panel_chunk(place(step + 1)).wrapping_add(own * weights_part), weights_part);
+                        let next = chunk_bytes * (chunk + 1) + first_block * block_bytes;
+                        let part = panel * own_blocks + own;
+                        prefetch(packed.get().wrapping_add(next + part * rows_part), rows_part);
+                    }
                     engine.multiply(a, weights, c, count, len, chunk == 0);
                     if chunk + 1 == chunks {
                         let row = block * E::ROWS;
@@ -145,6 +163,37 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
             }
         }
     });
+}
+
+/// Asks for memory to be brought into L2. Any address will do.
+#[inline(always)]
+fn prefetch(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, bytes);
+}
+
+/// Where a block of rows is packed to: one piece in each chunk.
+#[derive(Clone, Copy)]
+pub(super) struct Packed {
+    start: *mut u8,
+    chunk_bytes: usize,
+}
+
+impl Packed {
+    /// The block's piece of a chunk.
+    ///
+    /// # Safety
+    /// The chunk exists.
+    pub(super) unsafe fn chunk(self, chunk: usize) -> *mut u8 {
+        // SAFETY: by the contract above.
+        unsafe { self.start.add(chunk * self.chunk_bytes) }
+    }
 }
 
 /// Reads one value of a row as f32.

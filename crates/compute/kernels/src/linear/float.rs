@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::PANEL;
-use super::driver::{Engine, row};
+use super::driver::{Engine, Packed, row};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::values::Values;
@@ -34,17 +34,20 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
     }
 
     /// `[k][rows]`.
-    unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: *mut u8) {
-        let to = to.cast::<f32>();
+    unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: Packed) {
         for r in 0..rows {
-            // SAFETY: the block has room for `inputs * rows` values.
-            unsafe {
-                match row(x, inputs, first + r) {
-                    Values::F32(values) => {
-                        values.iter().enumerate().for_each(|(k, &value)| to.add(k * rows + r).write(value));
-                    }
-                    Values::Bf16(values) => {
-                        values.iter().enumerate().for_each(|(k, value)| to.add(k * rows + r).write(value.to_f32()));
+            for (chunk, start) in (0..inputs).step_by(Self::CHUNK).enumerate() {
+                let end = inputs.min(start + Self::CHUNK);
+                // SAFETY: a chunk of the block has room for `CHUNK * rows` values.
+                unsafe {
+                    let to = to.chunk(chunk).cast::<f32>().add(r);
+                    match row(x, inputs, first + r) {
+                        Values::F32(x) => {
+                            x[start..end].iter().enumerate().for_each(|(k, &x)| to.add(k * rows).write(x));
+                        }
+                        Values::Bf16(x) => {
+                            x[start..end].iter().enumerate().for_each(|(k, x)| to.add(k * rows).write(x.to_f32()));
+                        }
                     }
                 }
             }
@@ -57,7 +60,7 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
         if self.bf16 { Self::CHUNK * PANEL * 4 } else { 0 }
     }
 
-    unsafe fn weights(&self, panel: *const u8, _k: usize, len: usize, space: *mut u8) -> *const u8 {
+    unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
         if !self.bf16 {
             return panel;
         }
