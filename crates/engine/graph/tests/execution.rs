@@ -176,6 +176,54 @@ fn equal_nodes_run_once_but_each_is_shown() {
 }
 
 #[test]
+fn a_twin_that_nothing_else_needs_runs_for_its_equal() {
+    // a is read by s alone, which the cache holds; b is equal to a and has to be made.
+    let graph = Graph::new([
+        text("p", ""),
+        paint("a", "p"),
+        Node::new("s", "test/split").input("image", "a", "image"),
+        paint("b", "p"),
+        Node::new("c", "test/collage").input_list("images", [Edge::new("s", "parts"), Edge::new("b", "image")]),
+    ]);
+    let (memory, runners) = (Memory::default(), tellers());
+    let graph = valid(&graph, "c");
+    let run = || Execution::new(&runners).cache(&memory, &NoContents).run(&graph).unwrap();
+    let first = run();
+    let split = graph.nodes().iter().position(|node| node.id() == "s").unwrap();
+    let split = node_keys(&graph, &NoContents).unwrap()[split].unwrap();
+    memory.kept.lock().unwrap().retain(|key, _| *key == split);
+    let second = run();
+    assert_eq!((first.executed, second.executed), (4, 3));
+    let stories = [first, second].map(|outcome| tell(outcome.target.get("image").unwrap()));
+    assert_eq!(stories[0], stories[1]);
+}
+
+#[test]
+fn what_is_only_shown_is_freed_at_once() {
+    /// As a cache on disk does, gives a copy of its own each time.
+    struct Disk(std::sync::Mutex<Vec<std::sync::Weak<Outputs>>>);
+    impl NodeCache for Disk {
+        fn get(&self, _: &NodeKey, _: &ValidNode) -> Option<Arc<Outputs>> {
+            let outputs = Arc::new(Outputs::of("image", value(PortKind::Image, String::new())));
+            let mut given = self.0.lock().unwrap();
+            given.push(Arc::downgrade(&outputs));
+            assert!(given.iter().filter(|outputs| outputs.strong_count() > 0).count() <= 2, "the target and one more");
+            Some(outputs)
+        }
+
+        fn put(&self, _: &NodeKey, _: &ValidNode, _: &Arc<Outputs>) {}
+    }
+    let mut graph = chain();
+    graph.nodes.extend((0..8).map(|i| {
+        let before = if i == 0 { "b".to_owned() } else { format!("x{}", i - 1) };
+        paint(&format!("x{i}"), "p").input("image", before, "image")
+    }));
+    let disk = Disk(Default::default());
+    let outcome = Execution::new(&tellers()).cache(&disk, &NoContents).run(&valid(&graph, "x7")).unwrap();
+    assert_eq!((outcome.executed, disk.0.lock().unwrap().len()), (0, 10));
+}
+
+#[test]
 fn random_nodes_run_every_time_with_all_that_reads_them() {
     let (memory, runners) = (Memory::default(), tellers());
     let mut graph = chain();

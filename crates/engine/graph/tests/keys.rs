@@ -70,6 +70,8 @@ fn meaning_does() {
         Graph::new([text("p", "a"), inner, Node::new("m", "test/join").input("a", a, "text").input("b", b, output)])
     };
     keys.extend([join("p", "j", "text"), join("j", "p", "text"), join("p", "j", "reversed")].map(|graph| key(&graph)));
+    let one_port = |port: &str| Graph::new([text("p", "a"), Node::new("m", "test/join").input(port, "p", "text")]);
+    keys.extend(["a", "b"].map(|port| key(&one_port(port))));
     let collage = |edges: &[&str]| {
         let edges = edges.iter().map(|from| Edge::new(*from, "image"));
         let collage = Node::new("m", "test/collage").input_list("images", edges);
