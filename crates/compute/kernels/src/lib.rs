@@ -48,12 +48,15 @@
 //! Several weights on one input (q, k, v) are one layer: push their rows one after the other.
 
 mod ctx;
+pub mod elementwise;
 mod error;
 pub mod isa;
 pub mod linear;
 mod math;
 mod memory;
+pub mod norm;
 pub mod pool;
+pub mod rope;
 mod simd;
 mod values;
 

@@ -43,7 +43,7 @@ pub(crate) unsafe fn silu<V: Simd>(x: V) -> V {
 pub(crate) unsafe fn gelu_tanh<V: Simd>(x: V) -> V {
     unsafe {
         let inner = x.mul(x).fma(V::splat(0.044_715), V::splat(1.0)).mul(x);
-        x.mul(sigmoid(inner.mul(V::splat(1.595_769_1))))
+        x.mul(sigmoid(inner.mul(V::splat(std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2))))
     }
 }
 

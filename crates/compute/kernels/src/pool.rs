@@ -277,6 +277,11 @@ impl<T> SharedMut<T> {
         SharedMut(slice.as_mut_ptr())
     }
 
+    /// For an input that may be the output as well.
+    pub(crate) fn from_ptr(start: *mut T) -> Self {
+        SharedMut(start)
+    }
+
     pub(crate) fn get(self) -> *mut T {
         self.0
     }

@@ -106,6 +106,7 @@ pub(crate) trait Element: bytemuck::Pod + Send + Sync {
     /// # Safety
     /// As for [`Simd`]; `len` is at most `LANES`.
     unsafe fn store<V: Simd>(value: V, to: *mut Self, len: usize);
+    fn to_f32(self) -> f32;
 }
 
 impl Element for f32 {
@@ -120,6 +121,11 @@ impl Element for f32 {
         // SAFETY: the caller's contract.
         unsafe { if len == V::LANES { value.store(to) } else { value.store_part(to, len) } }
     }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
 }
 
 impl Element for bf16 {
@@ -133,6 +139,11 @@ impl Element for bf16 {
     unsafe fn store<V: Simd>(value: V, to: *mut bf16, len: usize) {
         // SAFETY: the caller's contract.
         unsafe { if len == V::LANES { value.store_bf16(to) } else { value.store_bf16_part(to, len) } }
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
     }
 }
 
