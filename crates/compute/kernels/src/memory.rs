@@ -15,7 +15,16 @@ const HUGE: usize = 2 << 20;
 pub(crate) struct Bytes {
     start: NonNull<u8>,
     len: usize,
-    align: usize,
+    source: Source,
+}
+
+/// Where memory came from, and so how it is given back.
+#[derive(Clone, Copy)]
+enum Source {
+    Heap,
+    /// Mapped for itself: `(address, length)`.
+    #[cfg(target_os = "linux")]
+    Mapped(*mut libc::c_void, usize),
 }
 
 // SAFETY: it owns its memory like a Vec.
@@ -26,21 +35,40 @@ unsafe impl Sync for Bytes {}
 impl Bytes {
     /// `len` zero bytes. `len` stays below `isize::MAX / 2`, which every caller has checked by `product`.
     pub(crate) fn zeroed(len: usize) -> Bytes {
-        let align = if len >= HUGE { HUGE } else { LINE };
         let len = len.next_multiple_of(LINE).max(LINE);
-        let layout = Bytes::layout(len, align);
+        #[cfg(target_os = "linux")]
+        if len >= HUGE
+            && let Some(bytes) = Bytes::mapped(len)
+        {
+            return bytes;
+        }
+        let layout = Bytes::layout(len);
         // SAFETY: the layout has a size above zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        #[cfg(target_os = "linux")]
-        if align == HUGE {
-            // SAFETY: the range is ours; the advice does not change its contents. Failure only costs speed.
-            unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        }
-        Bytes { start, len, align }
+        Bytes { start, len, source: Source::Heap }
     }
 
-    fn layout(len: usize, align: usize) -> Layout {
-        match Layout::from_size_align(len, align) {
+    /// Fresh pages. The heap would hand out pages touched before, which can't become huge ones any more.
+    #[cfg(target_os = "linux")]
+    fn mapped(len: usize) -> Option<Bytes> {
+        let total = len.next_multiple_of(HUGE) + HUGE;
+        // SAFETY: a new private mapping; nothing else is touched.
+        let base = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), total, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let skip = base.align_offset(HUGE);
+        let start = base.cast::<u8>().wrapping_add(skip);
+        // SAFETY: the range is ours; the advice does not change its contents. Failure only costs speed.
+        unsafe { libc::madvise(start.cast(), total - HUGE, libc::MADV_HUGEPAGE) };
+        Some(Bytes { start: NonNull::new(start)?, len, source: Source::Mapped(base, total) })
+    }
+
+    fn layout(len: usize) -> Layout {
+        match Layout::from_size_align(len, LINE) {
             Ok(layout) => layout,
             Err(_) => panic!("a buffer of {len} bytes can't exist"),
         }
@@ -69,8 +97,15 @@ impl Bytes {
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        // SAFETY: allocated with this very layout.
-        unsafe { dealloc(self.start.as_ptr(), Bytes::layout(self.len, self.align)) }
+        match self.source {
+            // SAFETY: allocated with this very layout.
+            Source::Heap => unsafe { dealloc(self.start.as_ptr(), Bytes::layout(self.len)) },
+            // SAFETY: mapped with this address and length, and nobody refers to it any more.
+            #[cfg(target_os = "linux")]
+            Source::Mapped(base, total) => unsafe {
+                libc::munmap(base, total);
+            },
+        }
     }
 }
 
@@ -100,7 +135,9 @@ impl Scratch {
             }
             None
         });
-        Scratch(Some(reused.unwrap_or_else(|| Bytes::zeroed(bytes))))
+        // Scratch of some size is worth a huge page: it is what kernels read most.
+        let size = if bytes >= HUGE / 16 { bytes.next_multiple_of(HUGE) } else { bytes };
+        Scratch(Some(reused.unwrap_or_else(|| Bytes::zeroed(size))))
     }
 
     /// Room for `len` numbers.

@@ -3,7 +3,7 @@
 use std::arch::asm;
 
 use super::dot_bf16::to_bf16;
-use super::driver::{Engine, Packed, row};
+use super::driver::{AHEAD_ROWS, AHEAD_WEIGHTS, Ahead, Engine, Packed, row};
 use super::{PANEL, TILE_K};
 use crate::memory::Scratch;
 use crate::values::Values;
@@ -63,10 +63,21 @@ impl Engine for Tiles {
         panel
     }
 
-    unsafe fn multiply(&self, a: *const u8, b: *const u8, sums: *mut f32, rows: usize, len: usize, first: bool) {
+    unsafe fn multiply(
+        &self,
+        a: *const u8,
+        b: *const u8,
+        sums: *mut f32,
+        rows: usize,
+        len: usize,
+        first: bool,
+        ahead: Ahead,
+    ) {
         let steps = len.div_ceil(TILE_K);
         // SAFETY: the caller's contract, and tiles are configured by `enter`.
-        unsafe { if rows > 16 { two_tiles(a, b, sums, steps, first) } else { one_tile(a, b, sums, steps, first) } }
+        unsafe {
+            if rows > 16 { two_tiles(a, b, sums, steps, first, ahead) } else { one_tile(a, b, sums, steps, first) }
+        }
     }
 }
 
@@ -108,43 +119,57 @@ impl Drop for TileConfig {
     }
 }
 
-/// Asks for lines at these distances from the rows being read.
-macro_rules! ahead {
-    ($($distance:literal)*) => { concat!($("prefetcht0 [{a} + ", $distance, "]\n"),*) };
+/// Asks for lines at these distances from a pointer: into L1, and into L2.
+macro_rules! to_l1 {
+    ($at:literal $($distance:literal)*) => { concat!($("prefetcht0 [{", $at, "} + ", $distance, "]\n"),*) };
 }
+macro_rules! to_l2 {
+    ($at:literal $($distance:literal)*) => { concat!($("prefetcht1 [{", $at, "} + ", $distance, "]\n"),*) };
+}
+
+// What a step of `two_tiles` asks for, of a whole chunk's worth.
+const _: () = assert!(AHEAD_ROWS / CHUNK_STEPS == 4 * 64 && AHEAD_WEIGHTS / CHUNK_STEPS == 2 * 64);
 
 /// 32 rows times 32 columns: 2 x 2 tiles of sums, every loaded tile used twice.
 ///
 /// # Safety
 /// Tiles are configured; `a` is `[steps][2]` tiles, `b` too, `sums` is `[32][PANEL]`.
-unsafe fn two_tiles(a: *const u8, b: *const u8, sums: *mut f32, steps: usize, first: bool) {
+unsafe fn two_tiles(a: *const u8, b: *const u8, sums: *mut f32, steps: usize, first: bool, ahead: Ahead) {
     // SAFETY: by the contract above. Tiles are no registers that the compiler uses.
     unsafe {
         load_sums_two(sums, first);
         if steps > 0 {
-            // The loads of rows come from L2, so each is asked for two steps ahead; a prefetch past the end does nothing.
+            // Loads of rows come from L2, so each is asked for two steps ahead. A prefetch of any address does no harm.
             asm!(
                 "2:",
                 "tileloadd tmm6, [{b} + {row}]",
                 "tileloadd tmm4, [{a} + {row}]",
-                ahead!(4096 4160 4224 4288 4352 4416 4480 4544),
+                to_l1!("a" 4096 4160 4224 4288 4352 4416 4480 4544),
+                to_l2!("rows" 0 64),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tileloadd tmm5, [{a} + {row} + 1024]",
-                ahead!(4608 4672 4736 4800 4864 4928 4992 5056),
+                to_l1!("a" 4608 4672 4736 4800 4864 4928 4992 5056),
+                to_l2!("rows" 128 192),
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tileloadd tmm7, [{b} + {row} + 1024]",
-                ahead!(5120 5184 5248 5312 5376 5440 5504 5568),
+                to_l1!("a" 5120 5184 5248 5312 5376 5440 5504 5568),
+                to_l2!("weights" 0),
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                ahead!(5632 5696 5760 5824 5888 5952 6016 6080),
+                to_l1!("a" 5632 5696 5760 5824 5888 5952 6016 6080),
+                to_l2!("weights" 64),
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {a}, 2048",
                 "add {b}, 2048",
+                "add {rows}, 256",
+                "add {weights}, 128",
                 "dec {steps}",
                 "jnz 2b",
                 a = inout(reg) a => _,
                 b = inout(reg) b => _,
                 steps = inout(reg) steps => _,
                 row = in(reg) 64usize,
+                rows = inout(reg) ahead.rows => _,
+                weights = inout(reg) ahead.weights => _,
                 options(nostack, readonly),
             );
         }

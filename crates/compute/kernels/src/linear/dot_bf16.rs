@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::driver::{BF16, Engine, Packed, row};
+use super::driver::{Ahead, BF16, Engine, Packed, row};
 use super::{PANEL, TILE_K};
 use crate::memory::Scratch;
 use crate::values::Values;
@@ -49,7 +49,16 @@ impl Engine for DotBf16 {
         panel
     }
 
-    unsafe fn multiply(&self, a: *const u8, b: *const u8, sums: *mut f32, rows: usize, len: usize, first: bool) {
+    unsafe fn multiply(
+        &self,
+        a: *const u8,
+        b: *const u8,
+        sums: *mut f32,
+        rows: usize,
+        len: usize,
+        first: bool,
+        _: Ahead,
+    ) {
         let steps = len.div_ceil(TILE_K);
         macro_rules! blocks {
             ($($rows:literal)*) => {

@@ -48,8 +48,32 @@ pub(super) trait Engine: Sync {
     /// # Safety
     /// `a` is a packed block of `rows` rows at this chunk, `b` comes from `weights`, and `sums` is `[rows][PANEL]` with
     /// rows up to a multiple of 16.
-    unsafe fn multiply(&self, a: *const u8, b: *const u8, sums: *mut f32, rows: usize, len: usize, first: bool);
+    unsafe fn multiply(
+        &self,
+        a: *const u8,
+        b: *const u8,
+        sums: *mut f32,
+        rows: usize,
+        len: usize,
+        first: bool,
+        ahead: Ahead,
+    );
 }
+
+/// Memory that will be read soon and may be fetched into L2 meanwhile, spread over the product: a burst of fetches would
+/// hold up its own loads. Any address will do.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// `AHEAD_ROWS` bytes of activations, of the next chunk.
+    pub(super) rows: *const u8,
+    /// `AHEAD_WEIGHTS` bytes of weights, of the next panel.
+    pub(super) weights: *const u8,
+}
+
+/// Each block of a task of `TASK_PANELS` panels fetches this much of the next chunk's rows.
+pub(super) const AHEAD_ROWS: usize = 2048;
+/// Each block of a task of `TASK_ROWS` rows fetches this much of the next panel's weights.
+pub(super) const AHEAD_WEIGHTS: usize = 1024;
 
 /// The whole product. Sizes have been checked, and neither rows nor outputs are zero.
 pub(super) fn multiply(ctx: &Ctx, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
@@ -136,9 +160,9 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
             let (panel, chunk) = place(step);
             let k = chunk * E::CHUNK;
             let len = E::CHUNK.min(inputs - k);
-            // The next step's weights, and a part of the next chunk's activations, are fetched meanwhile.
-            let weights_part = (E::CHUNK * k_bytes).div_ceil(own_blocks).next_multiple_of(64);
-            let rows_part = (own_blocks * block_bytes).div_ceil(own_blocks * own_panels).next_multiple_of(64);
+            // After the last chunk comes another task, most likely on the same rows.
+            let next_chunk = packed.get().wrapping_add((chunk + 1) % chunks * chunk_bytes + first_block * block_bytes);
+            let next_weights = panel_chunk(place((step + 1).min(steps - 1)));
             // SAFETY: the panel exists, `k` is a multiple of `TILE_K`, and the packed blocks, sums and spaces were sized
             // above for exactly these offsets; tasks write different sums and different parts of the output.
             unsafe {
@@ -148,13 +172,11 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
                     let count = block_rows(block);
                     let a = packed.get().add(chunk * chunk_bytes + block * block_bytes);
                     let c = sums.add(panel * panel_sums + own * E::ROWS * PANEL);
-                    if !few && step + 1 < steps {
-                        prefetch(panel_chunk(place(step + 1)).wrapping_add(own * weights_part), weights_part);
-                        let next = chunk_bytes * (chunk + 1) + first_block * block_bytes;
-                        let part = panel * own_blocks + own;
-                        prefetch(packed.get().wrapping_add(next + part * rows_part), rows_part);
-                    }
-                    engine.multiply(a, weights, c, count, len, chunk == 0);
+                    let ahead = Ahead {
+                        rows: next_chunk.wrapping_add((panel * own_blocks + own) * AHEAD_ROWS),
+                        weights: next_weights.wrapping_add(own * AHEAD_WEIGHTS),
+                    };
+                    engine.multiply(a, weights, c, count, len, chunk == 0, ahead);
                     if chunk + 1 == chunks {
                         let row = block * E::ROWS;
                         finish.block(ctx.isa(), Block { sums: c, panel: first_panel + panel, row, rows: count });
@@ -163,19 +185,6 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
             }
         }
     });
-}
-
-/// Asks for memory to be brought into L2. Any address will do.
-#[inline(always)]
-fn prefetch(from: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, bytes);
 }
 
 /// Where a block of rows is packed to: one piece in each chunk.

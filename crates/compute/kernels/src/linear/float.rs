@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::PANEL;
-use super::driver::{Engine, Packed, row};
+use super::driver::{Ahead, Engine, Packed, row};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::values::Values;
@@ -69,7 +69,16 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
         space
     }
 
-    unsafe fn multiply(&self, a: *const u8, b: *const u8, sums: *mut f32, rows: usize, len: usize, first: bool) {
+    unsafe fn multiply(
+        &self,
+        a: *const u8,
+        b: *const u8,
+        sums: *mut f32,
+        rows: usize,
+        len: usize,
+        first: bool,
+        _: Ahead,
+    ) {
         let work = Multiply { a: a.cast(), b: b.cast(), sums, rows, len, first };
         // SAFETY: the caller's contract.
         unsafe { dispatch(self.isa, work) }
