@@ -1,1 +1,16 @@
 //! Checkpoint files: inspect, identify, key plans and streaming loads.
+//!
+//! A [`Checkpoint`] is one logical set of tensors, from a file, the shards of a folder, or bytes of the program; opening
+//! it reads headers only. A [`KeyPlan`] says how its names map to the canonical ones that models are written with, and a
+//! [`Weights`] is the view that a model is built from: tensors by canonical name, cast to the compute type as they are read.
+
+mod checkpoint;
+mod dtype;
+mod plan;
+mod view;
+
+pub use checkpoint::{Checkpoint, TensorInfo, load_config};
+pub use dtype::StoredDtype;
+pub use gen_core::{Error, Result};
+pub use plan::{KeyPlan, Resolved, Rule, Source};
+pub use view::{RowBlock, Weights};

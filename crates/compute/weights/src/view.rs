@@ -1,0 +1,233 @@
+//! The view that a model is built from.
+
+use crate::{Checkpoint, Error, KeyPlan, Resolved, Result, Source, StoredDtype};
+use candle_core::{DType, Device, Tensor};
+use gen_core::CancelFlag;
+use half::bf16;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+struct Root {
+    checkpoint: Arc<Checkpoint>,
+    resolved: Resolved,
+    asked: Mutex<BTreeSet<String>>,
+    cancel: CancelFlag,
+}
+
+/// Tensors by canonical name below a prefix, cast to a compute type as they are read. Cheap to clone.
+#[derive(Clone)]
+pub struct Weights {
+    root: Arc<Root>,
+    prefix: String,
+    dtype: DType,
+    device: Device,
+}
+
+/// Rows of a matrix as they are read, in the format that is nearest to the one on disk.
+#[derive(Debug)]
+pub enum RowBlock<'a> {
+    /// 32-bit floats.
+    F32(Cow<'a, [f32]>),
+    /// Brain floats.
+    Bf16(Cow<'a, [bf16]>),
+}
+
+impl Weights {
+    /// A view of all of `checkpoint` through `plan`.
+    ///
+    /// # Errors
+    /// The plan doesn't fit the checkpoint.
+    pub fn new(checkpoint: Arc<Checkpoint>, plan: &KeyPlan, dtype: DType, device: Device) -> Result<Self> {
+        let resolved = plan.resolve(&checkpoint)?;
+        let root = Root { checkpoint, resolved, asked: Mutex::default(), cancel: CancelFlag::new() };
+        Ok(Self { root: Arc::new(root), prefix: String::new(), dtype, device })
+    }
+
+    /// The same view, with every read refused once `cancel` is set. To be called before the view is cloned.
+    #[must_use]
+    pub fn with_cancel(self, cancel: &CancelFlag) -> Self {
+        let root = Root {
+            checkpoint: Arc::clone(&self.root.checkpoint),
+            resolved: self.root.resolved.clone(),
+            asked: Mutex::default(),
+            cancel: cancel.clone(),
+        };
+        Self { root: Arc::new(root), ..self }
+    }
+
+    /// The view below `name`.
+    #[must_use]
+    pub fn pp(&self, name: impl std::fmt::Display) -> Self {
+        Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
+    }
+
+    /// The same view with another compute type.
+    #[must_use]
+    pub fn to_dtype(&self, dtype: DType) -> Self {
+        Self { dtype, ..self.clone() }
+    }
+
+    /// The compute type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The device that tensors are put on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The flag that stops reads.
+    pub fn cancel(&self) -> &CancelFlag {
+        &self.root.cancel
+    }
+
+    /// The checkpoint behind the view.
+    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.root.checkpoint
+    }
+
+    /// The canonical shape of a tensor.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.root.resolved.get(&self.full(name)).map(|source| source.shape.as_slice())
+    }
+
+    /// Whether there is a tensor of that canonical name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.shape(name).is_some()
+    }
+
+    /// How many numbered children `name.0`, `name.1`, … there are.
+    pub fn count(&self, name: &str) -> usize {
+        let start = format!("{}{name}.", self.prefix);
+        let below = |index: usize| {
+            let start = format!("{start}{index}.");
+            self.root.resolved.range(start.clone()..).next().is_some_and(|(key, _)| key.starts_with(&start))
+        };
+        (0..).take_while(|index| below(*index)).count()
+    }
+
+    /// Canonical names below the prefix, without it.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let below = self.root.resolved.range(self.prefix.clone()..);
+        below.map_while(|(name, _)| name.strip_prefix(self.prefix.as_str()))
+    }
+
+    /// A tensor of that shape in the compute type.
+    ///
+    /// # Errors
+    /// It is missing, has another shape, isn't made of real numbers, or the load was cancelled.
+    pub fn get(&self, shape: &[usize], name: &str) -> Result<Tensor> {
+        self.get_dtype(shape, name, self.dtype)
+    }
+
+    /// A tensor of that shape in a type of its own.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn get_dtype(&self, shape: &[usize], name: &str, dtype: DType) -> Result<Tensor> {
+        let (source, stored, bytes) = self.find(shape, name)?;
+        let backend = |e: candle_core::Error| self.error(source, format!("can't become a tensor: {e}"));
+        let same = match (stored, dtype) {
+            (StoredDtype::F32, DType::F32) => Some(DType::F32),
+            (StoredDtype::F16, DType::F16) => Some(DType::F16),
+            (StoredDtype::Bf16, _) => Some(DType::BF16),
+            _ => None,
+        };
+        let tensor = match same {
+            Some(stored) => Tensor::from_raw_buffer(bytes, stored, shape, &Device::Cpu).map_err(backend)?,
+            None => {
+                let values = self.to_f32(source, stored, bytes)?.into_owned();
+                Tensor::from_vec(values, shape, &Device::Cpu).map_err(backend)?
+            }
+        };
+        // Cast on the host, so that a device never holds the wider copy.
+        tensor.to_dtype(dtype).and_then(|t| t.to_device(&self.device)).map_err(backend)
+    }
+
+    /// The values of a tensor of that shape.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn get_f32_vec(&self, shape: &[usize], name: &str) -> Result<Vec<f32>> {
+        let (source, stored, bytes) = self.find(shape, name)?;
+        Ok(self.to_f32(source, stored, bytes)?.into_owned())
+    }
+
+    /// Reads the rows of a matrix `(rows, columns)` in blocks of at most `rows_per_block`, so that a layer can pack them
+    /// without a second resident copy. Brain floats come as they are, everything else as `f32`.
+    ///
+    /// # Errors
+    /// As [`Self::get`], and whatever `each` gives.
+    pub fn for_each_rows(
+        &self,
+        shape: [usize; 2],
+        name: &str,
+        rows_per_block: usize,
+        mut each: impl FnMut(Range<usize>, RowBlock<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (source, stored, bytes) = self.find(&shape, name)?;
+        let [rows, columns] = shape;
+        let row_bytes = columns * stored.size();
+        let step = rows_per_block.max(1);
+        for start in (0..rows).step_by(step) {
+            self.root.cancel.check()?;
+            let end = (start + step).min(rows);
+            let block = &bytes[start * row_bytes..end * row_bytes];
+            let block = match stored {
+                StoredDtype::Bf16 => RowBlock::Bf16(bf16_values(block)),
+                _ => RowBlock::F32(self.to_f32(source, stored, block)?),
+            };
+            each(start..end, block)?;
+        }
+        Ok(())
+    }
+
+    /// Canonical names that nobody asked for since the view was made: leftovers that the model doesn't know.
+    pub fn unused(&self) -> Vec<String> {
+        let asked = self.root.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        self.root.resolved.keys().filter(|name| !asked.contains(*name)).cloned().collect()
+    }
+
+    fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn error(&self, source: &Source, message: String) -> Error {
+        let checkpoint = &self.root.checkpoint;
+        let file = checkpoint.info(&source.stored).map_or(checkpoint.path(), |info| checkpoint.file_of(info));
+        Error::tensor(file, &source.stored, message)
+    }
+
+    fn find(&self, shape: &[usize], name: &str) -> Result<(&Source, StoredDtype, &[u8])> {
+        self.root.cancel.check()?;
+        let full = self.full(name);
+        let checkpoint = &self.root.checkpoint;
+        let source =
+            self.root.resolved.get(&full).ok_or_else(|| Error::tensor(checkpoint.path(), &full, "is missing"))?;
+        self.root.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(full);
+        if source.shape != shape {
+            return Err(self.error(source, format!("has shape {:?} where the model needs {shape:?}", source.shape)));
+        }
+        let info = checkpoint.info(&source.stored);
+        let dtype = info.ok_or_else(|| self.error(source, "is missing".into()))?.dtype;
+        let bytes = checkpoint.raw(&source.stored)?;
+        let row = shape.iter().skip(1).product::<usize>() * dtype.size();
+        let range = source.rows.start * row..source.rows.end * row;
+        let bytes = bytes.get(range).ok_or_else(|| self.error(source, "lies outside its file".into()))?;
+        Ok((source, dtype, bytes))
+    }
+
+    fn to_f32<'a>(&self, source: &Source, stored: StoredDtype, bytes: &'a [u8]) -> Result<Cow<'a, [f32]>> {
+        stored.to_f32(bytes).ok_or_else(|| self.error(source, format!("holds {stored}, not real numbers")))
+    }
+}
+
+fn bf16_values(bytes: &[u8]) -> Cow<'_, [bf16]> {
+    match bytemuck::try_cast_slice(bytes) {
+        Ok(values) if cfg!(target_endian = "little") => Cow::Borrowed(values),
+        _ => Cow::Owned(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect()),
+    }
+}
