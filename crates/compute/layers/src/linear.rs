@@ -1,0 +1,192 @@
+//! Linear layers. Which implementation serves is decided here, once, when the weights are read.
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+use kernels::linear::{Epilogue, PackedLinear, PackedLinearBuilder, Residual, WeightFormat};
+use kernels::{Ctx, Values};
+use weights::{RowBlock, Weights};
+
+use crate::error::backend;
+use crate::{Activation, cpu};
+
+/// One matrix, or a gated pair of them: `activation(x first^T) * (x second^T)`.
+struct Matrix {
+    storage: Storage,
+    inputs: usize,
+    outputs: usize,
+}
+
+enum Storage {
+    /// Packed for the CPU kernels.
+    Packed(PackedLinear),
+    /// Plain tensors for Candle: `(outputs, inputs)`, or `(2 outputs, inputs)` for a pair, and the bias.
+    Dense(Tensor, Option<Tensor>),
+}
+
+impl Matrix {
+    /// Reads the rows of `parts` (with the number of rows of each), one after another.
+    fn read(parts: &[(&Weights, usize)], inputs: usize, bias: bool, gated: bool) -> weights::Result<Self> {
+        let rows = parts.iter().map(|(_, rows)| rows).sum();
+        let outputs = if gated { rows / 2 } else { rows };
+        let (device, dtype) = parts.first().map_or((&Device::Cpu, DType::F32), |(w, _)| (w.device(), w.dtype()));
+        let storage = if cpu::serves(device, dtype) {
+            let format = if dtype == DType::BF16 { WeightFormat::Bf16 } else { WeightFormat::F32 };
+            let builder = if gated { PackedLinearBuilder::gated } else { PackedLinearBuilder::new };
+            let layer = pack(parts, builder(format, outputs, inputs).map_err(backend)?, inputs)?;
+            Storage::Packed(if bias { add_bias(layer, parts)? } else { layer })
+        } else {
+            let stack = |tensors: Vec<weights::Result<Tensor>>| {
+                Tensor::cat(&tensors.into_iter().collect::<weights::Result<Vec<_>>>()?, 0).map_err(backend)
+            };
+            let weight = stack(parts.iter().map(|(w, rows)| w.get(&[*rows, inputs], "weight")).collect())?;
+            let bias = bias.then(|| stack(parts.iter().map(|(w, rows)| w.get(&[*rows], "bias")).collect()));
+            Storage::Dense(weight, bias.transpose()?)
+        };
+        Ok(Self { storage, inputs, outputs })
+    }
+
+    /// `gate` is the activation of a gated pair; `onto` is added to the result, which then has its type.
+    fn forward(&self, x: &Tensor, gate: Option<Activation>, onto: Option<&Tensor>) -> Result<Tensor> {
+        let mut shape = x.dims().to_vec();
+        match shape.last_mut() {
+            Some(last) if *last == self.inputs => *last = self.outputs,
+            _ => bail!("a linear layer with {} inputs got {:?}", self.inputs, x.shape()),
+        }
+        if let Some(onto) = onto.filter(|onto| onto.dims() != shape) {
+            bail!("a linear layer gives {shape:?}, which can't be added to {:?}", onto.shape());
+        }
+        let rows = x.elem_count() / self.inputs.max(1);
+        let dtype = onto.unwrap_or(x).dtype();
+        match &self.storage {
+            Storage::Packed(layer) => {
+                let inputs: Vec<&Tensor> = std::iter::once(x).chain(onto).collect();
+                cpu::compute(&inputs, shape, dtype, |v, out| {
+                    let residual = v.get(1).map_or(Residual::None, |onto| Residual::From(*onto));
+                    let activation = gate.map(Into::into).unwrap_or_default();
+                    let epilogue = Epilogue { activation, residual, ..Epilogue::default() };
+                    layer.forward(Ctx::global(), v[0], rows, out, &epilogue)
+                })
+            }
+            Storage::Dense(weight, bias) => {
+                cpu::note("linear", x);
+                let mut y = x.to_dtype(weight.dtype())?.reshape((rows, self.inputs))?.matmul(&weight.t()?)?;
+                if let Some(bias) = bias {
+                    y = y.broadcast_add(bias)?;
+                }
+                if let Some(activation) = gate {
+                    let (first, second) = (y.narrow(1, 0, self.outputs)?, y.narrow(1, self.outputs, self.outputs)?);
+                    y = (activation.forward_candle(&first.contiguous()?)? * second)?;
+                }
+                let y = y.reshape(shape)?.to_dtype(dtype)?;
+                onto.map_or(Ok(y.clone()), |onto| onto + &y)
+            }
+        }
+    }
+}
+
+/// Rows that are read and packed at a time: a few megabytes.
+const BLOCK: usize = 1 << 20;
+
+fn pack(parts: &[(&Weights, usize)], mut builder: PackedLinearBuilder, inputs: usize) -> weights::Result<PackedLinear> {
+    for (weights, rows) in parts {
+        weights.for_each_rows([*rows, inputs], "weight", BLOCK / inputs.max(1), |_, block| {
+            let values = match &block {
+                RowBlock::F32(values) => Values::F32(values),
+                RowBlock::Bf16(values) => Values::Bf16(values),
+            };
+            builder.push(Ctx::global(), values).map_err(backend)
+        })?;
+    }
+    builder.finish().map_err(backend)
+}
+
+fn add_bias(layer: PackedLinear, parts: &[(&Weights, usize)]) -> weights::Result<PackedLinear> {
+    let mut bias = Vec::new();
+    for (weights, rows) in parts {
+        bias.extend(weights.get_f32_vec(&[*rows], "bias")?);
+    }
+    layer.with_bias((&bias).into()).map_err(backend)
+}
+
+/// `y = x W^T + b`.
+pub struct Linear(Matrix);
+
+impl Linear {
+    /// Reads `weight` `(outputs, inputs)` and, if asked for, `bias` `(outputs)`.
+    ///
+    /// # Errors
+    /// A tensor is missing or has another shape.
+    pub fn new(weights: &Weights, inputs: usize, outputs: usize, bias: bool) -> weights::Result<Self> {
+        Matrix::read(&[(weights, outputs)], inputs, bias, false).map(Self)
+    }
+
+    /// Several layers on one input as one, whose output holds theirs one after another; each part comes with the number of
+    /// its outputs.
+    ///
+    /// # Errors
+    /// A tensor is missing or has another shape.
+    pub fn fused(parts: &[(&Weights, usize)], inputs: usize, bias: bool) -> weights::Result<Self> {
+        Matrix::read(parts, inputs, bias, false).map(Self)
+    }
+
+    /// `(…, inputs)` to `(…, outputs)`, in the type of `x`.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.0.forward(x, None, None)
+    }
+
+    /// `onto + forward(x)`, in the type of `onto`.
+    pub fn forward_onto(&self, x: &Tensor, onto: &Tensor) -> Result<Tensor> {
+        self.0.forward(x, None, Some(onto))
+    }
+
+    /// Length of an input row.
+    pub fn inputs(&self) -> usize {
+        self.0.inputs
+    }
+
+    /// Length of an output row.
+    pub fn outputs(&self) -> usize {
+        self.0.outputs
+    }
+
+    /// The packed weights, to run on values without making a tensor.
+    pub(crate) fn packed(&self) -> Option<&PackedLinear> {
+        match &self.0.storage {
+            Storage::Packed(layer) => Some(layer),
+            Storage::Dense(..) => None,
+        }
+    }
+}
+
+/// A feed-forward block with a gate (Shazeer 2020): `down(activation(gate(x)) * up(x))`.
+pub struct GatedMlp {
+    pair: Matrix,
+    down: Linear,
+    activation: Activation,
+}
+
+impl GatedMlp {
+    /// Reads `gate` and `up`, both `(hidden, dim)`, and `down` `(dim, hidden)`, none with a bias.
+    ///
+    /// # Errors
+    /// A tensor is missing or has another shape.
+    pub fn new(
+        gate: &Weights,
+        up: &Weights,
+        down: &Weights,
+        [dim, hidden]: [usize; 2],
+        activation: Activation,
+    ) -> weights::Result<Self> {
+        let pair = Matrix::read(&[(gate, hidden), (up, hidden)], dim, false, true)?;
+        Ok(Self { pair, down: Linear::new(down, hidden, dim, false)?, activation })
+    }
+
+    /// `(…, dim)` to `(…, dim)`, in the type of `x`.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.down.forward(&self.pair.forward(x, Some(self.activation), None)?)
+    }
+
+    /// `onto + forward(x)`, in the type of `onto`.
+    pub fn forward_onto(&self, x: &Tensor, onto: &Tensor) -> Result<Tensor> {
+        self.down.forward_onto(&self.pair.forward(x, Some(self.activation), None)?, onto)
+    }
+}
