@@ -12,7 +12,9 @@
 
 mod activation;
 mod attention;
+mod conv;
 mod cpu;
+mod embedding;
 mod error;
 mod heads;
 mod linear;
@@ -20,10 +22,13 @@ mod norm;
 mod rope;
 #[cfg(test)]
 mod testing;
+pub mod vae;
 
 pub use activation::Activation;
 pub use attention::{Mask, attention};
+pub use conv::{Conv2d, GroupNorm, Padding, upsample_nearest_2x};
 pub use cpu::fallbacks;
+pub use embedding::timestep_embedding;
 pub use error::{Error, Result, backend};
 pub use heads::{HeadGeometry, QkvHeads};
 pub use linear::{GatedMlp, Linear};
