@@ -1,1 +1,21 @@
-//! Schedules, samplers, guidance, seeded noise and the SampleJob seam. No tensor library.
+//! Schedules, samplers, guidance, seeded noise, the job seam, and the one denoise loop. No tensor library.
+//!
+//! [`pipeline::render`] turns a request into pictures with any model's components and any [`SampleService`]; a library
+//! user meets it as [`DiffusionGenerator`], the engine calls it with components of its own.
+
+mod generator;
+mod guidance;
+mod job;
+mod noise;
+pub mod pipeline;
+mod resize;
+mod sampler;
+mod schedule;
+
+pub use generator::DiffusionGenerator;
+pub use guidance::Guidance;
+pub use job::{InlineSampler, SampleJob, SampleService, StepReport};
+pub use noise::TorchRng;
+pub use resize::cover;
+pub use sampler::SamplerKind;
+pub use schedule::{Sigmas, first_step};
