@@ -6,6 +6,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use half::bf16;
+use kernels::attention::{Attention, View};
 use kernels::linear::{Epilogue, PackedLinear, WeightFormat};
 use kernels::{Ctx, Isa, Values, ValuesMut};
 
@@ -32,6 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let half = dtype == "bfloat16";
     let (mut seconds, flop) = match work.as_str() {
         "linear" => linear(&ctx, &options, half, runs)?,
+        "attention" => attention(&ctx, &options, half, runs)?,
         other => return Err(format!("no such work: {other}").into()),
     };
     seconds.sort_by(f64::total_cmp);
@@ -104,4 +106,17 @@ fn linear(ctx: &Ctx, options: &Options, half: bool, runs: usize) -> Timings {
     let (x, mut y) = (Buffer::noise(m * k, half), Buffer::noise(m * n, half));
     let seconds = time(runs, || layer.forward(ctx, x.get(), m, y.get_mut(), &Epilogue::default()))?;
     Ok((seconds, 2.0 * (m * k * n) as f64))
+}
+
+fn attention(ctx: &Ctx, options: &Options, half: bool, runs: usize) -> Timings {
+    let (tokens, heads, dim) =
+        (options.number("tokens", 1088)?, options.number("heads", 30)?, options.number("dim", 128)?);
+    let shape = Attention::full(1, heads, tokens, dim);
+    let len = tokens * heads * dim;
+    let (q, k, v, mut out) =
+        (Buffer::noise(len, half), Buffer::noise(len, half), Buffer::noise(len, half), Buffer::noise(len, half));
+    let view = View::tokens_first(heads, tokens, dim);
+    let seconds =
+        time(runs, || shape.forward(ctx, (q.get(), view), (k.get(), view), (v.get(), view), (out.get_mut(), view)))?;
+    Ok((seconds, 4.0 * (heads * tokens * tokens * dim) as f64))
 }

@@ -175,6 +175,29 @@ impl<I: Element, O: Element> Kernel for Add<'_, I, O> {
     }
 }
 
+/// `out = factor * x`.
+pub(crate) struct Scale<'a, I, O> {
+    pub(crate) x: &'a [I],
+    pub(crate) factor: f32,
+    pub(crate) out: &'a mut [O],
+}
+
+impl<I: Element, O: Element> Kernel for Scale<'_, I, O> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Simd>(self) {
+        for c in (0..self.x.len().min(self.out.len())).step_by(V::LANES) {
+            let len = V::LANES.min(self.x.len() - c);
+            // SAFETY: `len` elements are left.
+            unsafe {
+                let x = I::load::<V>(self.x.as_ptr().add(c), len);
+                O::store(x.mul(V::splat(self.factor)), self.out.as_mut_ptr().add(c), len);
+            }
+        }
+    }
+}
+
 /// Copies between element types, rounding to nearest even.
 pub fn convert(ctx: &Ctx, x: Values<'_>, out: ValuesMut<'_>) -> Result<()> {
     exact("out", x.len(), out.len())?;

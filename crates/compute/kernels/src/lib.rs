@@ -47,6 +47,7 @@
 //!
 //! Several weights on one input (q, k, v) are one layer: push their rows one after the other.
 
+pub mod attention;
 mod ctx;
 pub mod elementwise;
 mod error;
@@ -58,6 +59,9 @@ pub mod norm;
 pub mod pool;
 pub mod rope;
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+mod transpose;
 mod values;
 
 pub use ctx::Ctx;

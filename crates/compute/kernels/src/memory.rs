@@ -157,6 +157,11 @@ impl Scratch {
         self.bytes().slice_mut()
     }
 
+    /// Its start, to read from.
+    pub(crate) fn start(&self) -> *const u8 {
+        self.0.as_ref().map_or(std::ptr::null(), |bytes| bytes.as_ptr())
+    }
+
     /// Its start.
     pub(crate) fn ptr<T: Pod>(&mut self) -> *mut T {
         self.bytes().start.as_ptr().cast()

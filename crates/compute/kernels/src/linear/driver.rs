@@ -63,17 +63,19 @@ pub(super) trait Engine: Sync {
 /// Memory that will be read soon and may be fetched into L2 meanwhile, spread over the product: a burst of fetches would
 /// hold up its own loads. Any address will do.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    /// `AHEAD_ROWS` bytes of activations, of the next chunk.
-    pub(super) rows: *const u8,
-    /// `AHEAD_WEIGHTS` bytes of weights, of the next panel.
-    pub(super) weights: *const u8,
+pub(crate) struct Ahead {
+    /// `ROWS` bytes of activations, of the next chunk.
+    pub(crate) rows: *const u8,
+    /// `WEIGHTS` bytes of weights, of the next panel.
+    pub(crate) weights: *const u8,
 }
 
-/// Each block of a task of `TASK_PANELS` panels fetches this much of the next chunk's rows.
-pub(super) const AHEAD_ROWS: usize = 2048;
-/// Each block of a task of `TASK_ROWS` rows fetches this much of the next panel's weights.
-pub(super) const AHEAD_WEIGHTS: usize = 1024;
+impl Ahead {
+    /// Each block of a task of `TASK_PANELS` panels fetches this much of the next chunk's rows.
+    pub(crate) const ROWS: usize = 2048;
+    /// Each block of a task of `TASK_ROWS` rows fetches this much of the next panel's weights.
+    pub(crate) const WEIGHTS: usize = 1024;
+}
 
 /// The whole product. Sizes have been checked, and neither rows nor outputs are zero.
 pub(super) fn multiply(ctx: &Ctx, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
@@ -173,8 +175,8 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
                     let a = packed.get().add(chunk * chunk_bytes + block * block_bytes);
                     let c = sums.add(panel * panel_sums + own * E::ROWS * PANEL);
                     let ahead = Ahead {
-                        rows: next_chunk.wrapping_add((panel * own_blocks + own) * AHEAD_ROWS),
-                        weights: next_weights.wrapping_add(own * AHEAD_WEIGHTS),
+                        rows: next_chunk.wrapping_add((panel * own_blocks + own) * Ahead::ROWS),
+                        weights: next_weights.wrapping_add(own * Ahead::WEIGHTS),
                     };
                     engine.multiply(a, weights, c, count, len, chunk == 0, ahead);
                     if chunk + 1 == chunks {

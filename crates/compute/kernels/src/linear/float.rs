@@ -9,10 +9,10 @@ use crate::simd::{Kernel, Simd, dispatch};
 use crate::values::Values;
 
 // Rows of a block: as many as leave two vectors of weights (and, where broadcasts need one, a register) free.
-pub(super) const AVX512_ROWS: usize = 14;
-pub(super) const AVX2_ROWS: usize = 6;
-pub(super) const NEON_ROWS: usize = 12;
-pub(super) const SCALAR_ROWS: usize = 4;
+pub(crate) const AVX512_ROWS: usize = 14;
+pub(crate) const AVX2_ROWS: usize = 6;
+pub(crate) const NEON_ROWS: usize = 12;
+pub(crate) const SCALAR_ROWS: usize = 4;
 
 /// Vectors of columns that a block works on at a time.
 const VECTORS: usize = 2;
@@ -116,13 +116,14 @@ impl Kernel for Widen {
     }
 }
 
-struct Multiply {
-    a: *const f32,
-    b: *const f32,
-    sums: *mut f32,
-    rows: usize,
-    len: usize,
-    first: bool,
+/// `sums = a b` if `first`, else `sums += a b`: `a` is `[len][rows]`, `b` is `[len][PANEL]`, `sums` is `[rows][PANEL]`.
+pub(crate) struct Multiply {
+    pub(crate) a: *const f32,
+    pub(crate) b: *const f32,
+    pub(crate) sums: *mut f32,
+    pub(crate) rows: usize,
+    pub(crate) len: usize,
+    pub(crate) first: bool,
 }
 
 impl Kernel for Multiply {

@@ -6,13 +6,14 @@ mod amx;
 mod dot_bf16;
 mod driver;
 mod epilogue;
-mod float;
+pub(crate) mod float;
 mod pack;
 #[cfg(test)]
 mod tests;
 
 use half::bf16;
 
+pub(crate) use driver::Ahead;
 pub use epilogue::{Activation, Epilogue, Gate, Residual};
 pub use pack::{PackedLinearBuilder, WeightFormat};
 
