@@ -25,7 +25,11 @@ pub enum Mask<'a> {
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, mask: Mask<'_>) -> Result<Tensor> {
     let (batch, _, heads, dim) = q.dims4()?;
     let (_, keys, kv_heads, _) = k.dims4()?;
-    if k.dims() != v.dims() || k.dims() != [batch, keys, kv_heads, dim] || kv_heads == 0 || heads % kv_heads != 0 {
+    if k.dims() != v.dims()
+        || k.dims() != [batch, keys, kv_heads, dim]
+        || kv_heads == 0
+        || !heads.is_multiple_of(kv_heads)
+    {
         bail!("attention: {:?} on keys {:?} and values {:?}", q.shape(), k.shape(), v.shape());
     }
     cpu::note("attention", q);
@@ -38,7 +42,7 @@ const SCORES: usize = 1 << 25;
 fn attention_candle(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, mask: Mask<'_>) -> Result<Tensor> {
     let (batch, queries, heads, dim) = q.dims4()?;
     let (_, keys, kv_heads, _) = k.dims4()?;
-    let group = heads / kv_heads;
+    let (group, dtype) = (heads / kv_heads, q.dtype());
     // (batch, kv_heads, tokens, dim) in f32
     let heads_first = |t: &Tensor| t.transpose(1, 2)?.to_dtype(DType::F32)?.contiguous();
     let (k, v) = (heads_first(k)?.transpose(2, 3)?, heads_first(v)?);
@@ -57,10 +61,8 @@ fn attention_candle(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, mask: Mask<'
         let part = candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&v)?;
         parts.push(part.reshape((batch, heads, count, dim))?);
     }
-    if parts.is_empty() {
-        return q.zeros_like()?.transpose(1, 2);
-    }
-    Tensor::cat(&parts, 2)?.transpose(1, 2)?.contiguous()
+    let all = if parts.is_empty() { q.zeros_like()? } else { Tensor::cat(&parts, 2)? };
+    all.to_dtype(dtype)?.transpose(1, 2)?.contiguous()
 }
 
 /// Rows `first..first + count` of the mask, `(count, keys)`.
@@ -129,7 +131,7 @@ mod tests {
             let check = |mask: Mask<'_>, sees: &dyn Fn(usize, usize) -> f64| {
                 let want = plain(&q, &k, &v, f64::from(scale), sees);
                 let got = attention(&q, &k, &v, scale, mask).unwrap();
-                assert_eq!(got.dims(), q.dims());
+                assert_eq!((got.dims(), got.dtype()), (q.dims(), q.dtype()));
                 let error = relative_error(&got, &Tensor::new(want, &Device::Cpu).unwrap());
                 assert!(error < 1e-5, "{mask:?} {queries}x{keys} {heads}/{kv_heads}x{dim}: {error}");
             };

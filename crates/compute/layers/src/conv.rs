@@ -35,8 +35,10 @@ impl Conv2d {
         stride: usize,
         padding: Padding,
     ) -> weights::Result<Self> {
-        let weight = weights.get(&[outputs, inputs, kernel, kernel], "weight")?;
-        Ok(Self { weight, bias: weights.get(&[outputs], "bias")?, stride, padding })
+        // Candle convolves f32 only on the CPU.
+        let dtype = if weights.device().is_cpu() { DType::F32 } else { weights.dtype() };
+        let weight = weights.get_dtype(&[outputs, inputs, kernel, kernel], "weight", dtype)?;
+        Ok(Self { weight, bias: weights.get_dtype(&[outputs], "bias", dtype)?, stride, padding })
     }
 
     /// A convolution that keeps the size: an odd `kernel`, zeros all around.
@@ -54,8 +56,10 @@ impl Conv2d {
             Padding::Same(padding) => (x.clone(), padding),
             Padding::BottomRight => (x.pad_with_zeros(2, 0, 1)?.pad_with_zeros(3, 0, 1)?, 0),
         };
-        let y = x.contiguous()?.conv2d(&self.weight, padding, self.stride, 1, 1)?;
-        y.broadcast_add(&self.bias.reshape((1, self.bias.elem_count(), 1, 1))?)
+        let dtype = x.dtype();
+        let x = x.to_dtype(self.weight.dtype())?.contiguous()?;
+        let y = x.conv2d(&self.weight, padding, self.stride, 1, 1)?;
+        y.broadcast_add(&self.bias.reshape((1, self.bias.elem_count(), 1, 1))?)?.to_dtype(dtype)
     }
 }
 
@@ -73,7 +77,7 @@ impl GroupNorm {
     /// # Errors
     /// A tensor is missing or has another shape, or the channels can't be grouped.
     pub fn new(weights: &Weights, groups: usize, channels: usize, eps: f64) -> weights::Result<Self> {
-        if groups == 0 || channels % groups != 0 {
+        if groups == 0 || !channels.is_multiple_of(groups) {
             let message = format!("{channels} channels can't be normalised in {groups} groups");
             return Err(gen_core::Error::weights(weights.checkpoint().path(), message));
         }

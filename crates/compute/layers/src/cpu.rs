@@ -1,5 +1,6 @@
 //! The way from tensors to the CPU kernels, and the record of work that had to take Candle's own operations instead.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{CpuStorage, DType, Device, Error, Result, Shape, Storage, Tensor, bail};
@@ -83,6 +84,22 @@ pub(crate) fn with_values<T>(inputs: &[&Tensor], f: impl FnOnce(&[Values<'_>]) -
         })
         .collect::<Result<Vec<_>>>()?;
     f(&values)
+}
+
+/// A part of `values`.
+pub(crate) fn slice<'a>(values: Values<'a>, range: Range<usize>) -> Values<'a> {
+    match values {
+        Values::F32(values) => Values::F32(&values[range]),
+        Values::Bf16(values) => Values::Bf16(&values[range]),
+    }
+}
+
+/// A part of `values`, for a while.
+pub(crate) fn slice_mut<'a>(values: &'a mut ValuesMut<'_>, range: Range<usize>) -> ValuesMut<'a> {
+    match values {
+        ValuesMut::F32(values) => ValuesMut::F32(&mut values[range]),
+        ValuesMut::Bf16(values) => ValuesMut::Bf16(&mut values[range]),
+    }
 }
 
 /// The elements of a small tensor as f32 on the host: gates, scales and other vectors.

@@ -66,6 +66,8 @@ impl VaeConfig {
             return Err(Error::tensor(path, "decoder.up_blocks.0.resnets.1", "is missing; this is no AutoencoderKL"));
         }
         let number = |key: &str| config.and_then(|c| c.get(key)).and_then(Value::as_f64);
+        // A config that says null has no shift.
+        let no_shift = config.and_then(|c| c.get("shift_factor")).is_some_and(Value::is_null);
         let read = Self {
             in_channels: if weights.contains("encoder.conv_in.weight") { dim("encoder.conv_in.weight", 1)? } else { 3 },
             out_channels: dim("decoder.conv_out.weight", 0)?,
@@ -78,7 +80,7 @@ impl VaeConfig {
             post_quant_conv: weights.contains("post_quant_conv.weight"),
             norm_groups: number("norm_num_groups").map_or(defaults.norm_groups, |n| n as usize),
             scaling_factor: number("scaling_factor").unwrap_or(defaults.scaling_factor),
-            shift_factor: number("shift_factor").unwrap_or(defaults.shift_factor),
+            shift_factor: number("shift_factor").unwrap_or(if no_shift { 0.0 } else { defaults.shift_factor }),
         };
         let groups_fit = read.norm_groups > 0 && read.block_out_channels.iter().all(|c| c % read.norm_groups == 0);
         if !groups_fit || read.scaling_factor == 0.0 {
