@@ -1,6 +1,7 @@
 //! Scaled dot-product attention (Vaswani et al. 2017), with grouped heads (Ainslie et al. 2023).
 
 use candle_core::{D, DType, Result, Tensor, bail};
+use kernels::attention::{Attention, Mask as KernelMask, MaskValues, View};
 
 use crate::cpu;
 
@@ -32,8 +33,51 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, mask: Mask<'_>)
     {
         bail!("attention: {:?} on keys {:?} and values {:?}", q.shape(), k.shape(), v.shape());
     }
+    let one_type = q.dtype() == k.dtype() && q.dtype() == v.dtype();
+    if one_type && dim <= MAX_KERNEL_HEAD && cpu::serves(q.device(), q.dtype()) {
+        return attention_kernel(q, k, v, scale, mask);
+    }
     cpu::note("attention", q);
     attention_candle(q, k, v, scale, mask)
+}
+
+/// Longest head that the kernel takes.
+const MAX_KERNEL_HEAD: usize = 256;
+
+fn attention_kernel(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, mask: Mask<'_>) -> Result<Tensor> {
+    let (batch, queries, heads, head_dim) = q.dims4()?;
+    let (_, keys, kv_heads, _) = k.dims4()?;
+    let Some(past) = keys.checked_sub(queries).or_else(|| (!matches!(mask, Mask::Causal { .. })).then_some(0)) else {
+        bail!("attention: {queries} queries on {keys} keys");
+    };
+    let (mut visible, mut summands) = (Vec::new(), Vec::new());
+    match mask {
+        Mask::Causal { window: Some(window) } => {
+            visible = (0..queries).flat_map(|i| (0..keys).map(move |j| past + i < window.saturating_add(j))).collect();
+        }
+        Mask::Additive(mask) if mask.dims() != [queries, keys] => bail!("attention: a mask of {:?}", mask.shape()),
+        Mask::Additive(mask) => summands = cpu::vector(mask)?,
+        Mask::None | Mask::Causal { window: None } => {}
+    }
+    let kernel_mask = match mask {
+        Mask::Causal { window: Some(_) } => {
+            Some(KernelMask { values: MaskValues::Visible(&visible), batch: 0, head: 0, query: keys })
+        }
+        Mask::Additive(_) => Some(KernelMask::add(&summands, keys)),
+        Mask::None | Mask::Causal { window: None } => None,
+    };
+    let causal = matches!(mask, Mask::Causal { .. }).then_some(past);
+    let kernel = Attention { batch, heads, kv_heads, queries, keys, head_dim, scale, causal, mask: kernel_mask };
+    let [q, k, v] = [q, k, v].map(cpu::rows_together);
+    let views = View::tokens_first(heads, queries, head_dim);
+    cpu::compute_strided(&[&q?, &k?, &v?], (batch, queries, heads, head_dim), |inputs, out| {
+        let [q, k, v] = [0, 1, 2].map(|i| {
+            let (values, layout) = inputs[i];
+            let stride = layout.stride();
+            (values, View { offset: layout.start_offset(), batch: stride[0], head: stride[2], token: stride[1] })
+        });
+        kernel.forward(kernels::Ctx::global(), q, k, v, (out, views))
+    })
 }
 
 /// Scores that are held at once, over all heads.
@@ -130,10 +174,12 @@ mod tests {
             let hide = |visible: bool| if visible { 0.0 } else { f64::NEG_INFINITY };
             let check = |mask: Mask<'_>, sees: &dyn Fn(usize, usize) -> f64| {
                 let want = plain(&q, &k, &v, f64::from(scale), sees);
-                let got = attention(&q, &k, &v, scale, mask).unwrap();
-                assert_eq!((got.dims(), got.dtype()), (q.dims(), q.dtype()));
-                let error = relative_error(&got, &Tensor::new(want, &Device::Cpu).unwrap());
-                assert!(error < 1e-5, "{mask:?} {queries}x{keys} {heads}/{kv_heads}x{dim}: {error}");
+                for run in [attention, attention_candle] {
+                    let got = run(&q, &k, &v, scale, mask).unwrap();
+                    assert_eq!((got.dims(), got.dtype()), (q.dims(), q.dtype()));
+                    let error = relative_error(&got, &Tensor::new(&*want, &Device::Cpu).unwrap());
+                    assert!(error < 1e-5, "{mask:?} {queries}x{keys} {heads}/{kv_heads}x{dim}: {error}");
+                }
             };
             check(Mask::None, &|_, _| 0.0);
             check(Mask::Causal { window: None }, &|i, j| hide(j <= past + i));
@@ -143,12 +189,26 @@ mod tests {
     }
 
     #[test]
+    fn views_of_one_tensor_need_no_copy() {
+        let qkv = noise(&[2, 5, 3 * 4, 8], 1);
+        let part = |i: usize| qkv.narrow(2, 4 * i, 4).unwrap();
+        let dense = |i: usize| part(i).contiguous().unwrap();
+        let got = attention(&part(0), &part(1), &part(2), 0.3, Mask::None).unwrap();
+        let want = attention_candle(&dense(0), &dense(1), &dense(2), 0.3, Mask::None).unwrap();
+        assert!(relative_error(&got, &want) < 1e-6);
+        let turned = |i: usize| dense(i).transpose(1, 3).unwrap().contiguous().unwrap().transpose(1, 3).unwrap();
+        let got = attention(&turned(0), &part(1), &turned(2), 0.3, Mask::None).unwrap();
+        assert!(relative_error(&got, &want) < 1e-6);
+    }
+
+    #[test]
     fn shapes_that_do_not_fit_are_errors() {
         let q = noise(&[1, 2, 3, 4], 1);
         let k = noise(&[1, 2, 2, 4], 2);
         assert!(attention(&q, &k, &k, 1.0, Mask::None).is_err());
         let k = noise(&[1, 1, 3, 4], 2);
         assert!(attention(&q, &k, &k, 1.0, Mask::Causal { window: None }).is_err());
+        assert!(attention(&q, &k, &k, 1.0, Mask::Additive(&noise(&[2, 2], 3))).is_err());
         let (k, v) = (noise(&[1, 2, 3, 4], 2), noise(&[1, 3, 3, 4], 2));
         assert!(attention(&q, &k, &v, 1.0, Mask::None).is_err());
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{CpuStorage, DType, Device, Error, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Shape, Storage, Tensor, bail};
 use half::bf16;
 use kernels::{Values, ValuesMut};
 
@@ -45,45 +45,65 @@ pub(crate) fn reborrow<'a>(values: &'a mut ValuesMut<'_>) -> ValuesMut<'a> {
     }
 }
 
-/// Runs a kernel over the elements of `inputs`, which lie on the CPU in f32 or bf16, into a new tensor of `shape`.
+/// Runs a kernel over the elements of `inputs`, row-major, into a new tensor of `shape`. The inputs lie on the CPU in f32 or
+/// bf16; one that isn't contiguous is copied first.
 pub(crate) fn compute(
     inputs: &[&Tensor],
     shape: impl Into<Shape>,
     dtype: DType,
     kernel: impl FnOnce(&[Values<'_>], ValuesMut<'_>) -> kernels::Result<()>,
 ) -> Result<Tensor> {
-    let shape = shape.into();
-    with_values(inputs, |values| match dtype {
+    let dense = inputs.iter().map(|x| x.contiguous()).collect::<Result<Vec<_>>>()?;
+    let dense: Vec<&Tensor> = dense.iter().collect();
+    run(&dense, shape.into(), dtype, |inputs, out| {
+        let part = |(values, layout): &(_, &Layout)| {
+            slice(*values, layout.start_offset()..layout.start_offset() + layout.shape().elem_count())
+        };
+        kernel(&inputs.iter().map(part).collect::<Vec<_>>(), out)
+    })
+}
+
+/// The same for a kernel that takes strides: it gets whole buffers with the layouts of the inputs in them. The result has
+/// the type of the first input.
+pub(crate) fn compute_strided(
+    inputs: &[&Tensor],
+    shape: impl Into<Shape>,
+    kernel: impl FnOnce(&[(Values<'_>, &Layout)], ValuesMut<'_>) -> kernels::Result<()>,
+) -> Result<Tensor> {
+    run(inputs, shape.into(), inputs.first().map_or(DType::F32, |x| x.dtype()), kernel)
+}
+
+/// `x`, copied only if the elements of its rows aren't next to each other.
+pub(crate) fn rows_together(x: &Tensor) -> Result<Tensor> {
+    if x.stride().last() == Some(&1) { Ok(x.clone()) } else { x.contiguous() }
+}
+
+fn run(
+    inputs: &[&Tensor],
+    shape: Shape,
+    dtype: DType,
+    kernel: impl FnOnce(&[(Values<'_>, &Layout)], ValuesMut<'_>) -> kernels::Result<()>,
+) -> Result<Tensor> {
+    let guards: Vec<_> = inputs.iter().map(|x| x.storage_and_layout()).collect();
+    let buffers = guards.iter().map(|(storage, layout)| match &**storage {
+        Storage::Cpu(CpuStorage::F32(data)) => Ok((Values::F32(data), *layout)),
+        Storage::Cpu(CpuStorage::BF16(data)) => Ok((Values::Bf16(data), *layout)),
+        other => bail!("no kernel reads {:?} on {:?}", other.dtype(), other.device().location()),
+    });
+    let buffers = buffers.collect::<Result<Vec<_>>>()?;
+    match dtype {
         DType::F32 => {
             let mut out = vec![0f32; shape.elem_count()];
-            kernel(values, (&mut out).into()).map_err(Error::wrap)?;
+            kernel(&buffers, (&mut out).into()).map_err(Error::wrap)?;
             Tensor::from_vec(out, &shape, &Device::Cpu)
         }
         DType::BF16 => {
             let mut out = vec![bf16::ZERO; shape.elem_count()];
-            kernel(values, (&mut out).into()).map_err(Error::wrap)?;
+            kernel(&buffers, (&mut out).into()).map_err(Error::wrap)?;
             Tensor::from_vec(out, &shape, &Device::Cpu)
         }
         other => bail!("no kernel writes {other:?}"),
-    })
-}
-
-/// Hands the elements of `inputs`, row-major, to `f`; a tensor that isn't contiguous is copied first.
-pub(crate) fn with_values<T>(inputs: &[&Tensor], f: impl FnOnce(&[Values<'_>]) -> Result<T>) -> Result<T> {
-    let dense = inputs.iter().map(|x| x.contiguous()).collect::<Result<Vec<_>>>()?;
-    let guards: Vec<_> = dense.iter().map(Tensor::storage_and_layout).collect();
-    let values = guards
-        .iter()
-        .map(|(storage, layout)| {
-            let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
-            match &**storage {
-                Storage::Cpu(CpuStorage::F32(data)) => Ok(Values::F32(&data[range])),
-                Storage::Cpu(CpuStorage::BF16(data)) => Ok(Values::Bf16(&data[range])),
-                other => bail!("no kernel reads {:?} on {:?}", other.dtype(), other.device().location()),
-            }
-        })
-        .collect::<Result<Vec<_>>>()?;
-    f(&values)
+    }
 }
 
 /// A part of `values`.
