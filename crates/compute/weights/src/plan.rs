@@ -1,8 +1,12 @@
 //! How names on disk map to the canonical names that models are written with.
 
 use crate::{Checkpoint, Error, Result};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// A pattern or name of a rule, usually a constant.
+pub type Text = Cow<'static, str>;
 
 /// One step of a [`KeyPlan`].
 ///
@@ -11,15 +15,42 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rule {
     /// Removes a prefix wherever a name has it.
-    StripPrefix(&'static str),
+    StripPrefix(Text),
     /// Renames what matches the whole pattern.
-    Rename(&'static str, &'static str),
+    Rename(Text, Text),
     /// Splits the rows of a fused tensor equally, in this order.
-    SplitRows(&'static str, &'static [&'static str]),
+    SplitRows(Text, Vec<Text>),
     /// Drops trailing dimensions of size 1: a 1x1 convolution that is a linear layer.
-    Squeeze(&'static str),
+    Squeeze(Text),
     /// Ignores what matches.
-    Drop(&'static str),
+    Drop(Text),
+}
+
+impl Rule {
+    /// A [`Rule::StripPrefix`].
+    pub fn strip(prefix: impl Into<Text>) -> Self {
+        Self::StripPrefix(prefix.into())
+    }
+
+    /// A [`Rule::Rename`].
+    pub fn rename(from: impl Into<Text>, to: impl Into<Text>) -> Self {
+        Self::Rename(from.into(), to.into())
+    }
+
+    /// A [`Rule::SplitRows`].
+    pub fn split(from: impl Into<Text>, to: impl IntoIterator<Item = &'static str>) -> Self {
+        Self::SplitRows(from.into(), to.into_iter().map(Text::Borrowed).collect())
+    }
+
+    /// A [`Rule::Squeeze`].
+    pub fn squeeze(pattern: impl Into<Text>) -> Self {
+        Self::Squeeze(pattern.into())
+    }
+
+    /// A [`Rule::Drop`].
+    pub fn drop(pattern: impl Into<Text>) -> Self {
+        Self::Drop(pattern.into())
+    }
 }
 
 /// Where a canonical tensor comes from.
@@ -91,7 +122,7 @@ fn apply(rule: &Rule, items: Vec<(String, Source)>) -> Result<Vec<(String, Sourc
     for (name, mut source) in items {
         match rule {
             Rule::StripPrefix(prefix) => {
-                let name = name.strip_prefix(prefix).map_or_else(|| name.clone(), str::to_owned);
+                let name = name.strip_prefix(&**prefix).map_or_else(|| name.clone(), str::to_owned);
                 out.push((name, source));
             }
             Rule::Rename(from, to) => {
