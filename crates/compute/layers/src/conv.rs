@@ -79,7 +79,7 @@ impl GroupNorm {
     pub fn new(weights: &Weights, groups: usize, channels: usize, eps: f64) -> weights::Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
             let message = format!("{channels} channels can't be normalised in {groups} groups");
-            return Err(gen_core::Error::weights(weights.checkpoint().path(), message));
+            return Err(runtime_base::Error::weights(weights.checkpoint().path(), message));
         }
         let (weight, bias) = (weights.get_f32_vec(&[channels], "weight")?, weights.get_f32_vec(&[channels], "bias")?);
         Ok(Self { weight, bias, groups, eps })

@@ -1,6 +1,6 @@
 //! Errors of a forward pass.
 
-use gen_core::Error as Contract;
+use runtime_base::Error as Contract;
 
 /// Why a forward pass ended early: the tensor backend failed, or something that the contract has a word for (cancelled,
 /// not finite).
@@ -26,7 +26,7 @@ impl From<Error> for Contract {
     }
 }
 
-/// A tensor error in the contract's words, for code that returns the contract's [`Result`](gen_core::Result).
+/// A tensor error in the contract's words, for code that returns the contract's [`Result`](runtime_base::Result).
 pub fn backend(error: impl std::fmt::Display) -> Contract {
     Contract::Backend(error.to_string())
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use conformance::recipe::{Format, fixtures, write_folder};
-use gen_core::{CancelFlag, Error};
+use runtime_base::{CancelFlag, Error};
 use layers::vae::{AutoencoderKl, VaeConfig, VaeDefaults};
 use weights::{Checkpoint, KeyPlan, Weights};
 

@@ -1,8 +1,8 @@
 //! One logical set of tensors: a file, several shards, or bytes of the program.
 
 use crate::{Error, Result, StoredDtype};
-use gen_core::WeightsSource;
 use memmap2::Mmap;
+use runtime_base::WeightsSource;
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

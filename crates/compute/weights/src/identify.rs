@@ -1,7 +1,7 @@
 //! What a checkpoint is, from tensor names and shapes and never from its file name.
 
 use crate::{Checkpoint, StoredDtype, plans};
-use gen_core::{Precision, Role};
+use runtime_base::{Precision, Role};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

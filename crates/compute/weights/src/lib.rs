@@ -14,8 +14,8 @@ mod view;
 
 pub use checkpoint::{Checkpoint, TensorInfo, load_config};
 pub use dtype::StoredDtype;
-pub use gen_core::{Error, Result};
 pub use identify::{Identity, Layout, describe_unknown, identify, plan_for, ships_quantized};
 pub use plan::{KeyPlan, Resolved, Rule, Source};
 pub use root::{CATEGORIES, ModelFile, ModelsRoot, Scan, look_into};
+pub use runtime_base::{Error, Result};
 pub use view::{RowBlock, Weights};

@@ -1,7 +1,7 @@
 //! The models folder: which files and folders it holds and what each is, by content.
 
 use crate::{Checkpoint, Identity, describe_unknown, identify};
-use gen_core::{Role, WeightsSource};
+use runtime_base::{Role, WeightsSource};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::Metadata;

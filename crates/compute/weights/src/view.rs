@@ -2,8 +2,8 @@
 
 use crate::{Checkpoint, Error, KeyPlan, Resolved, Result, Source, StoredDtype};
 use candle_core::{DType, Device, Tensor};
-use gen_core::CancelFlag;
 use half::bf16;
+use runtime_base::CancelFlag;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;

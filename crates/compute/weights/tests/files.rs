@@ -141,7 +141,7 @@ fn a_wrong_shape_and_a_missing_tensor_are_named() {
         .unwrap();
     assert_eq!(rows, weights.get_f32_vec(&[4, 6], "layer.weight").unwrap());
 
-    let cancel = gen_core::CancelFlag::new();
+    let cancel = runtime_base::CancelFlag::new();
     let weights = weights.with_cancel(&cancel);
     cancel.cancel();
     assert_eq!(weights.get(&[4, 6], "layer.weight").unwrap_err(), Error::Cancelled);

@@ -7,7 +7,6 @@
 
 mod component;
 mod descriptor;
-mod error;
 mod generator;
 mod load;
 mod media;
@@ -23,15 +22,13 @@ pub use descriptor::{
     AdapterKind, Capabilities, ConditioningKind, DescriptorProblem, KNOWN_GUIDANCE_METHODS, KNOWN_SAMPLERS,
     KNOWN_SCHEDULERS, Modality, ModelDescriptor, ProviderKind, SizeRule,
 };
-pub use error::{Error, Result};
 pub use generator::{
     CaptionRequest, Captioner, Generator, ImageEmbedder, TextEmbedder, TrainRequest, Trainer, TrainingOutput,
     Transform, TransformRequest,
 };
-pub use load::{
-    AdapterSpec, ComponentFootprint, Footprint, LoadSpec, OffloadPolicy, Precision, Quant, Role, WeightsSource,
-};
+pub use load::{AdapterSpec, ComponentFootprint, Footprint, LoadSpec};
 pub use media::{AudioTrack, GenerationOutput, Image};
-pub use progress::{CancelFlag, Progress};
+pub use progress::Progress;
 pub use registry::{GeneratorEntry, ProviderRegistry, ProviderRegistryBuilder, TypedEntry};
 pub use request::{ConditioningInput, ControlKind, GenerationRequest};
+pub use runtime_base::{CancelFlag, Error, OffloadPolicy, Precision, Quant, Result, Role, WeightsSource};

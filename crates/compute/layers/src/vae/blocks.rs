@@ -1,7 +1,7 @@
 //! Blocks that encoder and decoder share.
 
 use candle_core::Tensor;
-use gen_core::CancelFlag;
+use runtime_base::CancelFlag;
 use weights::Weights;
 
 use super::VaeConfig;

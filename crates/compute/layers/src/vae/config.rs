@@ -1,6 +1,6 @@
 //! Geometry of an autoencoder, from its tensors.
 
-use gen_core::Error;
+use runtime_base::Error;
 use serde_json::Value;
 use weights::Weights;
 

@@ -1,7 +1,7 @@
 //! Latents to pictures.
 
 use candle_core::Tensor;
-use gen_core::CancelFlag;
+use runtime_base::CancelFlag;
 use weights::Weights;
 
 use super::VaeConfig;

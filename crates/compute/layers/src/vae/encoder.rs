@@ -1,7 +1,7 @@
 //! Pictures to moments.
 
 use candle_core::Tensor;
-use gen_core::CancelFlag;
+use runtime_base::CancelFlag;
 use weights::Weights;
 
 use super::VaeConfig;

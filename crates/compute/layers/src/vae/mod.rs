@@ -8,7 +8,7 @@ mod encoder;
 pub use config::{VaeConfig, VaeDefaults};
 
 use candle_core::{D, DType, Tensor};
-use gen_core::CancelFlag;
+use runtime_base::CancelFlag;
 use weights::Weights;
 
 use crate::{Conv2d, Result};

@@ -1,4 +1,4 @@
-//! The one error type of the media contract.
+//! The one error type of the runtime.
 
 use crate::Role;
 use std::path::PathBuf;

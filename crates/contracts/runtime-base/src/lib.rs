@@ -1,0 +1,12 @@
+//! What the media and the text contract share: errors, cancellation, and where weights come from. No tensor library.
+//!
+//! `gen-core` re-exports all of it, so media code needs no second import; checkpoint reading, layers and the text contract
+//! use it directly and so build without a media crate.
+
+mod cancel;
+mod error;
+mod source;
+
+pub use cancel::CancelFlag;
+pub use error::{Error, Result};
+pub use source::{OffloadPolicy, Precision, Quant, Role, WeightsSource};
