@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use half::bf16;
 use kernels::attention::{Attention, View};
+use kernels::conv::{Conv2d, ConvEpilogue, ConvShape, Image, ImageShape};
 use kernels::linear::{Epilogue, PackedLinear, WeightFormat};
 use kernels::{Ctx, Isa, Values, ValuesMut};
 
@@ -34,6 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut seconds, flop) = match work.as_str() {
         "linear" => linear(&ctx, &options, half, runs)?,
         "attention" => attention(&ctx, &options, half, runs)?,
+        "conv" => conv(&ctx, &options, half, runs)?,
         other => return Err(format!("no such work: {other}").into()),
     };
     seconds.sort_by(f64::total_cmp);
@@ -119,4 +121,23 @@ fn attention(ctx: &Ctx, options: &Options, half: bool, runs: usize) -> Timings {
     let seconds =
         time(runs, || shape.forward(ctx, (q.get(), view), (k.get(), view), (v.get(), view), (out.get_mut(), view)))?;
     Ok((seconds, 4.0 * (heads * tokens * tokens * dim) as f64))
+}
+
+/// `--size`, `--channels` (in), `--n` (out) and `--upsample 1`.
+fn conv(ctx: &Ctx, options: &Options, half: bool, runs: usize) -> Timings {
+    let (size, inputs) = (options.number("size", 256)?, options.number("channels", 256)?);
+    let outputs = options.number("n", inputs)?;
+    let format = if half { WeightFormat::Bf16 } else { WeightFormat::F32 };
+    let weights = Buffer::noise(outputs * inputs * 9, half);
+    let upsample = options.number("upsample", 0)? == 1;
+    let conv = if upsample {
+        Conv2d::upsampled(ctx, format, inputs, outputs, weights.get(), None)?
+    } else {
+        Conv2d::new(ctx, format, ConvShape::same3(inputs, outputs), weights.get(), None)?
+    };
+    let shape = ImageShape { batch: 1, height: size, width: size, channels: inputs };
+    let x = Image::from_nchw(ctx, Buffer::noise(shape.elements(), half).get(), shape, half)?;
+    let mut out = Image::empty(half);
+    let seconds = time(runs, || conv.forward(ctx, &x, &mut out, ConvEpilogue::default()))?;
+    Ok((seconds, 2.0 * (conv.output_shape(shape).elements() * inputs * 9) as f64))
 }

@@ -48,6 +48,7 @@
 //! Several weights on one input (q, k, v) are one layer: push their rows one after the other.
 
 pub mod attention;
+pub mod conv;
 mod ctx;
 pub mod elementwise;
 mod error;

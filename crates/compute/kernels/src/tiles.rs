@@ -103,6 +103,91 @@ pub(crate) unsafe fn two_tiles(a: *const u8, b: *const u8, sums: *mut f32, steps
                 options(nostack, readonly),
             );
         }
+        store_sums_two(sums);
+    }
+}
+
+/// The sums of 32 rows and 32 columns, held in tiles from `load` to `store`.
+pub(crate) struct Sums(*mut f32);
+
+impl Sums {
+    /// Takes them from memory, or starts at zero if `first`.
+    ///
+    /// # Safety
+    /// Tiles are configured, `sums` is `[32][COLUMNS]`, and no other product runs before `store`.
+    #[inline(always)]
+    pub(crate) unsafe fn load(sums: *mut f32, first: bool) -> Sums {
+        // SAFETY: by the contract above.
+        unsafe { load_sums_two(sums, first) };
+        Sums(sums)
+    }
+
+    /// Adds a product whose left tiles start at `a0` and `a1`, with rows `row_bytes` apart; `ahead` is fetched into L2,
+    /// two lines a step.
+    ///
+    /// # Safety
+    /// Both are valid for sixteen rows of `steps` times 64 bytes, `b` for as many pairs of tiles.
+    #[inline(always)]
+    pub(crate) unsafe fn add_strided(
+        &self,
+        a0: *const u8,
+        a1: *const u8,
+        row_bytes: usize,
+        b: *const u8,
+        steps: usize,
+        ahead: *const u8,
+    ) {
+        // SAFETY: by the contract above. Tiles are no registers that the compiler uses.
+        unsafe {
+            asm!(
+                "2:",
+                "tileloadd tmm6, [{b} + {row}]",
+                "tileloadd tmm4, [{a0} + {stride}]",
+                "prefetcht1 [{ahead}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{a1} + {stride}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tileloadd tmm7, [{b} + {row} + 1024]",
+                "prefetcht1 [{ahead} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a0}, 64",
+                "add {a1}, 64",
+                "add {b}, 2048",
+                "add {ahead}, 128",
+                "dec {steps}",
+                "jnz 2b",
+                a0 = inout(reg) a0 => _,
+                a1 = inout(reg) a1 => _,
+                b = inout(reg) b => _,
+                steps = inout(reg) steps => _,
+                ahead = inout(reg) ahead => _,
+                row = in(reg) 64usize,
+                stride = in(reg) row_bytes,
+                options(nostack, readonly),
+            );
+        }
+    }
+
+    /// Puts them back.
+    ///
+    /// # Safety
+    /// As for `load`.
+    #[inline(always)]
+    pub(crate) unsafe fn store(self) {
+        // SAFETY: by the contract above.
+        unsafe { store_sums_two(self.0) }
+    }
+}
+
+/// Sums of `two_tiles` from tiles 0 to 3.
+///
+/// # Safety
+/// As for `two_tiles`.
+#[inline(always)]
+unsafe fn store_sums_two(sums: *mut f32) {
+    // SAFETY: by the contract above.
+    unsafe {
         asm!(
             "tilestored [{c} + {row}], tmm0",
             "tilestored [{c} + {row} + 64], tmm1",

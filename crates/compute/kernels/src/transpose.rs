@@ -1,6 +1,7 @@
 //! Transposition of f32 matrices, in blocks of 16 by 16 where vectors allow.
 
 use crate::isa::Isa;
+use crate::simd::Element;
 
 /// `to[c][r] = from[r][c]` for `rows` x `columns`, with these row strides.
 pub(crate) fn transpose(
@@ -36,9 +37,59 @@ pub(crate) fn transpose(
     }
 }
 
+/// Packs `rows` rows of `len` values into `[len][rows]` of f32. Up to 15 values behind the end may be overwritten.
+///
+/// # Safety
+/// The rows, `stride` values apart, are valid, and so is `to`, with sixteen values to spare.
+pub(crate) unsafe fn pack_rows<T: Element>(
+    isa: Isa,
+    from: *const T,
+    stride: usize,
+    rows: usize,
+    len: usize,
+    to: *mut f32,
+) {
+    let mut whole = 0;
+    #[cfg(target_arch = "x86_64")]
+    if matches!(isa, Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512) && (4..=16).contains(&rows) {
+        whole = len / 16 * 16;
+        for k in (0..whole).step_by(16) {
+            // SAFETY: AVX-512 is there. Each column is stored whole, over the next one's place, which comes after it.
+            unsafe { avx512::columns(from.add(k), stride, rows, to.add(k * rows)) };
+        }
+    }
+    let _ = (isa, &mut whole);
+    for r in 0..rows {
+        for k in whole..len {
+            // SAFETY: by the contract above.
+            unsafe { to.add(k * rows + r).write((*from.add(r * stride + k)).to_f32()) };
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512 {
     use std::arch::x86_64::*;
+
+    use crate::simd::{Element, F32x16};
+
+    /// Sixteen columns of up to sixteen rows, `rows` values apart.
+    ///
+    /// # Safety
+    /// AVX-512 is there, and the rows and sixteen whole vectors at `to` are valid.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(crate) unsafe fn columns<T: Element>(from: *const T, stride: usize, rows: usize, to: *mut f32) {
+        // SAFETY: by the contract above.
+        unsafe {
+            let mut block = [_mm512_setzero_si512(); 16];
+            for (r, row) in block.iter_mut().enumerate().take(rows) {
+                *row = _mm512_castps_si512(T::load::<F32x16>(from.add(r * stride), 16).0);
+            }
+            for (c, column) in registers(block).into_iter().enumerate() {
+                _mm512_storeu_ps(to.add(c * rows), _mm512_castsi512_ps(column));
+            }
+        }
+    }
 
     /// Sixteen rows of sixteen 32-bit values become columns. Strides are in values.
     ///

@@ -121,7 +121,7 @@ pub struct Attention<'a> {
     pub queries: usize,
     /// Tokens of keys and values.
     pub keys: usize,
-    /// Elements of a head, at most 256.
+    /// Elements of a head, at most 512.
     pub head_dim: usize,
     /// Multiplies the scores; usually `1 / sqrt(head_dim)`.
     pub scale: f32,
@@ -132,7 +132,7 @@ pub struct Attention<'a> {
 }
 
 /// Largest head.
-const MAX_HEAD_DIM: usize = 256;
+const MAX_HEAD_DIM: usize = 512;
 
 impl<'a> Attention<'a> {
     /// Full attention of one set of tokens with as many heads of keys as of queries, scaled as usual.

@@ -91,7 +91,7 @@ impl Case {
                 .forward(&ctx, ((&q).into(), qv), ((&k).into(), kv), ((&v).into(), kv), ((&mut out).into(), qv))
                 .unwrap();
             let error = relative_error(&out, &want);
-            assert!(error < 3e-6, "{name} f32: {error}");
+            assert!(error < 5e-6, "{name} f32: {error}");
 
             let (q, k, v) = (half(&q), half(&k), half(&v));
             let mut out = vec![f32::NAN; q.len()];
@@ -119,6 +119,7 @@ fn every_instruction_set_agrees_with_f64_on_ragged_shapes() {
         case(1, 4, 2, 70, 260, 128),
         case(1, 2, 1, 300, 17, 31),
         case(1, 1, 1, 40, 100, 256),
+        case(1, 1, 1, 35, 33, 512),
         case(1, 1, 1, 6, 0, 16),
         case(0, 2, 1, 6, 3, 16),
         case(1, 1, 1, 0, 3, 16),
@@ -205,7 +206,7 @@ fn wrong_sizes_are_typed_errors() {
     assert!(go(good, view, view).is_ok());
     assert!(go(Attention { heads: 3, ..good }, view, view).is_err());
     assert!(go(Attention { kv_heads: 0, ..good }, view, view).is_err());
-    assert!(go(Attention { head_dim: 257, ..good }, view, view).is_err());
+    assert!(go(Attention { head_dim: 513, ..good }, view, view).is_err());
     assert!(go(Attention { queries: 4, ..good }, view, view).is_err());
     assert!(go(Attention { keys: usize::MAX, ..good }, view, view).is_err());
     assert!(go(good, View { token: usize::MAX, ..view }, view).is_err());

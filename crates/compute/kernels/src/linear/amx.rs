@@ -11,6 +11,7 @@ use crate::values::Values;
 pub(super) struct Tiles;
 
 impl Engine for Tiles {
+    const SPARE: usize = 0;
     const ROWS: usize = 32;
     const CHUNK: usize = STEPS * TILE_K;
 

@@ -13,6 +13,7 @@ use crate::values::Values;
 pub(super) struct DotBf16;
 
 impl Engine for DotBf16 {
+    const SPARE: usize = 0;
     const ROWS: usize = 14;
     const CHUNK: usize = 512;
 

@@ -22,6 +22,9 @@ pub(super) trait Engine: Sync {
     /// Inner elements of a chunk, a multiple of `TILE_K`.
     const CHUNK: usize;
 
+    /// Bytes that packing may write past a chunk of a block.
+    const SPARE: usize;
+
     /// Bytes that one inner element of a packed block takes; the inner dimension is padded to `TILE_K`.
     fn bytes_per_k(rows: usize) -> usize;
 
@@ -113,7 +116,8 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
     let blocks = rows.div_ceil(E::ROWS);
     let block_rows = |block: usize| E::ROWS.min(rows - block * E::ROWS);
     // Chunk after chunk, and block after block within a chunk, so that a task's chunk is one stretch of memory.
-    let block_bytes = (E::bytes_per_k(E::ROWS) * E::CHUNK).next_multiple_of(64);
+    // A cache line more, because packing may write whole vectors.
+    let block_bytes = (E::bytes_per_k(E::ROWS) * E::CHUNK).next_multiple_of(64) + E::SPARE;
     let chunk_bytes = blocks * block_bytes;
     let chunks = inputs.div_ceil(E::CHUNK).max(1);
     let mut packed = Scratch::take(chunks * chunk_bytes);
@@ -181,7 +185,9 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
                     engine.multiply(a, weights, c, count, len, chunk == 0, ahead);
                     if chunk + 1 == chunks {
                         let row = block * E::ROWS;
-                        finish.block(ctx.isa(), Block { sums: c, panel: first_panel + panel, row, rows: count });
+                        let (start, stride) = (row * geometry.outputs, geometry.outputs);
+                        let panel = first_panel + panel;
+                        finish.block(ctx.isa(), Block { sums: c, panel, row, start, stride, rows: count });
                     }
                 }
             }

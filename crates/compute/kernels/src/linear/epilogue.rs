@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::pack::Geometry;
 use super::{PANEL, PackedLinear};
 use crate::error::{KernelError, Result, exact, product};
 use crate::math;
@@ -78,11 +79,7 @@ impl<'a> Epilogue<'a> {
         if let Residual::From(values) = self.residual {
             exact("residual", rows * outputs, values.len())?;
         }
-        let out = match out {
-            ValuesMut::F32(values) => Target::F32(SharedMut::new(values)),
-            ValuesMut::Bf16(values) => Target::Bf16(SharedMut::new(values)),
-        };
-        Ok(Finish { epilogue: *self, bias: layer.bias.as_deref(), gated: layer.geometry.gated, outputs, out })
+        Ok(Finish::new(*self, layer, out))
     }
 }
 
@@ -93,7 +90,7 @@ enum Target {
 }
 
 /// A checked epilogue with its output.
-pub(super) struct Finish<'a> {
+pub(crate) struct Finish<'a> {
     epilogue: Epilogue<'a>,
     bias: Option<&'a [f32]>,
     gated: bool,
@@ -103,20 +100,35 @@ pub(super) struct Finish<'a> {
 
 /// One block of a product: `rows` rows of one panel, and where it goes.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(crate) struct Block {
     /// `[rows][PANEL]`.
-    pub(super) sums: *const f32,
-    pub(super) panel: usize,
-    pub(super) row: usize,
-    pub(super) rows: usize,
+    pub(crate) sums: *const f32,
+    pub(crate) panel: usize,
+    /// Row of the product, which finds its gate.
+    pub(crate) row: usize,
+    /// Where the first row's first column goes.
+    pub(crate) start: usize,
+    /// Elements of the output from one row to the next.
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
 }
 
-impl Finish<'_> {
+impl<'a> Finish<'a> {
+    /// Without any check.
+    pub(super) fn new(epilogue: Epilogue<'a>, layer: &'a PackedLinear, out: ValuesMut<'a>) -> Self {
+        let out = match out {
+            ValuesMut::F32(values) => Target::F32(SharedMut::new(values)),
+            ValuesMut::Bf16(values) => Target::Bf16(SharedMut::new(values)),
+        };
+        let Geometry { gated, outputs, .. } = layer.geometry;
+        Finish { epilogue, bias: layer.bias.as_deref(), gated, outputs, out }
+    }
+
     /// Ends one block.
     ///
     /// # Safety
     /// The block's sums are valid, its rows and panel lie within the output, and no other thread has the same block.
-    pub(super) unsafe fn block(&self, isa: crate::Isa, block: Block) {
+    pub(crate) unsafe fn block(&self, isa: crate::Isa, block: Block) {
         // SAFETY: by the contract above.
         unsafe {
             match self.out {
@@ -159,14 +171,14 @@ impl<O: Element> Kernel for EndBlock<'_, O> {
 impl<O: Element> EndBlock<'_, O> {
     #[inline(always)]
     unsafe fn rows<V: Simd, const GATED: bool>(&self, activation: impl Fn(V) -> V) {
-        let Block { sums, panel, row, rows } = self.block;
+        let Block { sums, panel, row, start, stride, rows } = self.block;
         let (epilogue, outputs) = (&self.finish.epilogue, self.finish.outputs);
         let width = if GATED { PANEL / 2 } else { PANEL };
         let column = panel * width;
         let columns = width.min(outputs - column);
         let bias = self.finish.bias.map(|bias| &bias[panel * PANEL..][..PANEL]);
         for i in 0..rows {
-            let at = (row + i) * outputs + column;
+            let at = start + i * stride + column;
             for c in (0..columns).step_by(V::LANES) {
                 let len = V::LANES.min(columns - c);
                 // SAFETY: sums hold whole panels; everything else is read and written for `len` columns within the row,

@@ -3,9 +3,10 @@
 use half::bf16;
 
 use super::PANEL;
-use super::driver::{Ahead, Engine, Packed, row};
+use super::driver::{Ahead, Engine, Packed};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, dispatch};
+use crate::transpose::pack_rows;
 use crate::values::Values;
 
 // Rows of a block: as many as leave two vectors of weights (and, where broadcasts need one, a register) free.
@@ -25,6 +26,7 @@ pub(super) struct Float<const ROWS: usize> {
 }
 
 impl<const ROWS: usize> Engine for Float<ROWS> {
+    const SPARE: usize = 64;
     const ROWS: usize = ROWS;
     // 32 KB of widened weights. Partial sums of this length also keep rounding errors from growing with the inputs.
     const CHUNK: usize = 256;
@@ -35,20 +37,15 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
 
     /// `[k][rows]`.
     unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: Packed) {
-        for r in 0..rows {
-            for (chunk, start) in (0..inputs).step_by(Self::CHUNK).enumerate() {
-                let end = inputs.min(start + Self::CHUNK);
-                // SAFETY: a chunk of the block has room for `CHUNK * rows` values.
-                unsafe {
-                    let to = to.chunk(chunk).cast::<f32>().add(r);
-                    match row(x, inputs, first + r) {
-                        Values::F32(x) => {
-                            x[start..end].iter().enumerate().for_each(|(k, &x)| to.add(k * rows).write(x));
-                        }
-                        Values::Bf16(x) => {
-                            x[start..end].iter().enumerate().for_each(|(k, x)| to.add(k * rows).write(x.to_f32()));
-                        }
-                    }
+        for (chunk, start) in (0..inputs).step_by(Self::CHUNK).enumerate() {
+            let len = Self::CHUNK.min(inputs - start);
+            let at = first * inputs + start;
+            // SAFETY: the rows exist; a chunk of the block has room for `CHUNK * rows` values and a vector more.
+            unsafe {
+                let to = to.chunk(chunk).cast::<f32>();
+                match x {
+                    Values::F32(x) => pack_rows(self.isa, x[at..].as_ptr(), inputs, rows, len, to),
+                    Values::Bf16(x) => pack_rows(self.isa, x[at..].as_ptr(), inputs, rows, len, to),
                 }
             }
         }
@@ -65,7 +62,7 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
             return panel;
         }
         // SAFETY: the chunk is whole tiles, and the space holds a whole chunk.
-        unsafe { dispatch(self.isa, Widen { tiles: panel.cast(), len, to: space.cast() }) };
+        unsafe { widen(self.isa, panel.cast(), len, space.cast()) };
         space
     }
 
@@ -86,6 +83,14 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
 }
 
 /// bf16 tiles to `[k][PANEL]` in f32.
+///
+/// # Safety
+/// `tiles` is valid for `len` inner elements in whole tiles, and `to` has room for as many.
+pub(crate) unsafe fn widen(isa: Isa, tiles: *const bf16, len: usize, to: *mut f32) {
+    // SAFETY: by the contract above.
+    unsafe { dispatch(isa, Widen { tiles, len, to }) }
+}
+
 struct Widen {
     tiles: *const bf16,
     len: usize,

@@ -15,6 +15,7 @@ use half::bf16;
 
 pub(crate) use driver::Ahead;
 pub use epilogue::{Activation, Epilogue, Gate, Residual};
+pub(crate) use epilogue::{Block, Finish};
 pub use pack::{PackedLinearBuilder, WeightFormat};
 
 use crate::ctx::Ctx;
@@ -127,6 +128,27 @@ impl PackedLinear {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.geometry.panels()
+    }
+
+    /// A panel from inner element `k` (a multiple of `TILE_K`) on.
+    pub(crate) fn panel(&self, panel: usize, k: usize) -> *const u8 {
+        let size = if self.geometry.format == WeightFormat::F32 { 4 } else { 2 };
+        self.bytes.as_ptr().wrapping_add(panel * self.geometry.panel_bytes() + k * PANEL * size)
+    }
+
+    /// The end of a product that writes wherever its blocks say; the caller has checked all sizes.
+    pub(crate) fn finish_strided<'a>(
+        &'a self,
+        activation: Activation,
+        residual: Option<Values<'a>>,
+        out: ValuesMut<'a>,
+    ) -> Finish<'a> {
+        let residual = residual.map_or(Residual::None, Residual::From);
+        Finish::new(Epilogue { activation, gate: None, residual }, self, out)
     }
 
     /// `out = epilogue(x W^T + b)` for `rows` rows: `x` is `(rows, inputs)`, `out` is `(rows, outputs)`, both row-major.

@@ -13,6 +13,9 @@ mod scalar;
 
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::F32x16;
+
 use crate::isa::Isa;
 
 /// Most lanes that any vector has.
