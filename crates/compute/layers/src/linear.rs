@@ -28,7 +28,9 @@ impl Matrix {
         let rows = parts.iter().map(|(_, rows)| rows).sum();
         let outputs = if gated { rows / 2 } else { rows };
         let (device, dtype) = parts.first().map_or((&Device::Cpu, DType::F32), |(w, _)| (w.device(), w.dtype()));
-        let storage = if cpu::serves(device, dtype) {
+        let storage = if parts.iter().any(|(weights, _)| weights.is_dry_run()) {
+            rehearse(parts, inputs, bias)?
+        } else if cpu::serves(device, dtype) {
             let format = if dtype == DType::BF16 { WeightFormat::Bf16 } else { WeightFormat::F32 };
             let builder = if gated { PackedLinearBuilder::gated } else { PackedLinearBuilder::new };
             let layer = pack(parts, builder(format, outputs, inputs).map_err(backend)?, inputs)?;
@@ -81,6 +83,17 @@ impl Matrix {
             }
         }
     }
+}
+
+/// Asks for everything, so that it is checked, and keeps nothing.
+fn rehearse(parts: &[(&Weights, usize)], inputs: usize, bias: bool) -> weights::Result<Storage> {
+    for (weights, rows) in parts {
+        weights.get(&[*rows, inputs], "weight")?;
+        if bias {
+            weights.get(&[*rows], "bias")?;
+        }
+    }
+    Tensor::zeros((0, inputs), DType::F32, &Device::Cpu).map(|weight| Storage::Dense(weight, None)).map_err(backend)
 }
 
 /// Rows that are read and packed at a time: a few megabytes.

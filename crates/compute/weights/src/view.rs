@@ -14,6 +14,20 @@ struct Root {
     resolved: Resolved,
     asked: Mutex<BTreeSet<String>>,
     cancel: CancelFlag,
+    dry: bool,
+}
+
+impl Root {
+    /// The same, of which nothing was asked yet.
+    fn again(&self) -> Self {
+        Self {
+            checkpoint: Arc::clone(&self.checkpoint),
+            resolved: self.resolved.clone(),
+            asked: Mutex::default(),
+            cancel: self.cancel.clone(),
+            dry: self.dry,
+        }
+    }
 }
 
 /// Tensors by canonical name below a prefix, cast to a compute type as they are read. Cheap to clone.
@@ -41,20 +55,28 @@ impl Weights {
     /// The plan doesn't fit the checkpoint.
     pub fn new(checkpoint: Arc<Checkpoint>, plan: &KeyPlan, dtype: DType, device: Device) -> Result<Self> {
         let resolved = plan.resolve(&checkpoint)?;
-        let root = Root { checkpoint, resolved, asked: Mutex::default(), cancel: CancelFlag::new() };
+        let root = Root { checkpoint, resolved, asked: Mutex::default(), cancel: CancelFlag::new(), dry: false };
         Ok(Self { root: Arc::new(root), prefix: String::new(), dtype, device })
     }
 
     /// The same view, with every read refused once `cancel` is set. To be called before the view is cloned.
     #[must_use]
     pub fn with_cancel(self, cancel: &CancelFlag) -> Self {
-        let root = Root {
-            checkpoint: Arc::clone(&self.root.checkpoint),
-            resolved: self.root.resolved.clone(),
-            asked: Mutex::default(),
-            cancel: cancel.clone(),
-        };
+        let root = Root { cancel: cancel.clone(), ..self.root.again() };
         Self { root: Arc::new(root), ..self }
+    }
+
+    /// The same view for a rehearsal: a model that is built from it is checked tensor by tensor as in earnest, and
+    /// [`Self::unused`] tells of leftovers, but no weights are read and the model's own are worthless. [`Self::get`] gives
+    /// zeros without memory behind them, [`Self::for_each_rows`] gives no rows.
+    #[must_use]
+    pub fn dry_run(&self) -> Self {
+        Self { root: Arc::new(Root { dry: true, ..self.root.again() }), ..self.clone() }
+    }
+
+    /// Whether this is a rehearsal.
+    pub fn is_dry_run(&self) -> bool {
+        self.root.dry
     }
 
     /// The view below `name`.
@@ -130,6 +152,10 @@ impl Weights {
     pub fn get_dtype(&self, shape: &[usize], name: &str, dtype: DType) -> Result<Tensor> {
         let (source, stored, bytes) = self.find(shape, name)?;
         let backend = |e: candle_core::Error| self.error(source, format!("can't become a tensor: {e}"));
+        if self.root.dry {
+            let zero = Tensor::zeros((), dtype, &self.device);
+            return zero.and_then(|zero| zero.broadcast_as(shape)).map_err(backend);
+        }
         let same = match (stored, dtype) {
             (StoredDtype::F32, DType::F32) => Some(DType::F32),
             (StoredDtype::F16, DType::F16) => Some(DType::F16),
@@ -153,6 +179,9 @@ impl Weights {
     /// As [`Self::get`].
     pub fn get_f32_vec(&self, shape: &[usize], name: &str) -> Result<Vec<f32>> {
         let (source, stored, bytes) = self.find(shape, name)?;
+        if self.root.dry {
+            return Ok(vec![0.0; shape.iter().product()]);
+        }
         Ok(self.to_f32(source, stored, bytes)?.into_owned())
     }
 
@@ -169,6 +198,9 @@ impl Weights {
         mut each: impl FnMut(Range<usize>, RowBlock<'_>) -> Result<()>,
     ) -> Result<()> {
         let (source, stored, bytes) = self.find(&shape, name)?;
+        if self.root.dry {
+            return Ok(());
+        }
         let [rows, columns] = shape;
         let row_bytes = columns * stored.size();
         let step = rows_per_block.max(1);
@@ -217,6 +249,9 @@ impl Weights {
         let row = shape.iter().skip(1).product::<usize>() * dtype.size();
         let range = source.rows.start * row..source.rows.end * row;
         let bytes = bytes.get(range).ok_or_else(|| self.error(source, "lies outside its file".into()))?;
+        if !dtype.is_float() {
+            return Err(self.error(source, format!("holds {dtype}, not real numbers")));
+        }
         Ok((source, dtype, bytes))
     }
 
