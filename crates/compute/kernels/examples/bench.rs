@@ -1,6 +1,6 @@
 //! Times one kernel: `cargo run --release -p kernels --example bench -- linear --m 1088 --k 3840 --n 3840`.
 //!
-//! Prints one JSON line; options: `--isa`, `--threads`, `--dtype bfloat16|float32`, `--runs` and the sizes.
+//! Prints one JSON line; options: `--isa`, `--threads`, `--dtype bfloat16|float32`, `--format int8|q8_0|…`, `--runs` and the sizes.
 
 use std::error::Error;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use half::bf16;
 use kernels::attention::{Attention, View};
 use kernels::conv::{Conv2d, ConvEpilogue, ConvShape, Image, ImageShape};
-use kernels::linear::{Epilogue, PackedLinear, WeightFormat};
+use kernels::linear::{Epilogue, PackedLinearBuilder, WeightFormat};
 use kernels::{Ctx, Isa, Values, ValuesMut};
 
 struct Options(Vec<String>);
@@ -103,8 +103,23 @@ impl Buffer {
 
 fn linear(ctx: &Ctx, options: &Options, half: bool, runs: usize) -> Timings {
     let (m, k, n) = (options.number("m", 1088)?, options.number("k", 3840)?, options.number("n", 3840)?);
-    let format = if half { WeightFormat::Bf16 } else { WeightFormat::F32 };
-    let layer = PackedLinear::new(ctx, format, Buffer::noise(n * k, half).get(), n, k)?;
+    let default = if half { WeightFormat::Bf16 } else { WeightFormat::F32 };
+    let format = match options.text("format", "").as_str() {
+        "int8" => WeightFormat::Int8,
+        "q8_0" => WeightFormat::Q8_0,
+        "q4_0" => WeightFormat::Q4_0,
+        "q4_k" => WeightFormat::Q4K,
+        "q5_k" => WeightFormat::Q5K,
+        "q6_k" => WeightFormat::Q6K,
+        _ => default,
+    };
+    let mut builder = PackedLinearBuilder::new(format, n, k)?;
+    match format.file_block_bytes() {
+        // Any bytes take equally long, as long as the factors are finite.
+        Some(bytes) => builder.push_blocks(ctx, &vec![0x11; n * k / format.block() * bytes])?,
+        None => builder.push(ctx, Buffer::noise(n * k, half).get())?,
+    }
+    let layer = builder.finish()?;
     let (x, mut y) = (Buffer::noise(m * k, half), Buffer::noise(m * n, half));
     let seconds = time(runs, || layer.forward(ctx, x.get(), m, y.get_mut(), &Epilogue::default()))?;
     Ok((seconds, 2.0 * (m * k * n) as f64))

@@ -132,6 +132,24 @@ impl FromStr for Isa {
     }
 }
 
+/// Whether 8-bit dot products of 512 bits (`vpdpbusd`) can be used together with the AVX-512 kernels.
+pub(crate) fn has_avx512_vnni() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        is_x86_feature_detected!("avx512vnni")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// Whether the tile unit multiplies int8 as well as bf16.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_amx_int8() -> bool {
+    amx::int8()
+}
+
 #[cfg(target_arch = "x86_64")]
 mod amx {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -145,6 +163,10 @@ mod amx {
 
     fn cpuid7_edx() -> u32 {
         if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx }
+    }
+
+    pub(super) fn int8() -> bool {
+        cpuid7_edx() & (1 << 25) != 0
     }
 
     /// Whether the CPU has bf16 tiles, the kernel saves them, and this process was granted them.

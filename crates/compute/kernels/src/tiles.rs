@@ -60,11 +60,13 @@ macro_rules! to_l2 {
 // What a step of `two_tiles` asks for, of a whole chunk's worth.
 const _: () = assert!(Ahead::ROWS / STEPS == 4 * 64 && Ahead::WEIGHTS / STEPS == 2 * 64);
 
+macro_rules! two_tiles {
+($name:ident, $dot:literal) => {
 /// 32 rows times 32 columns: 2 x 2 tiles of sums, every loaded tile used twice.
 ///
 /// # Safety
 /// Tiles are configured; `a` is `[steps][2]` tiles, `b` too, `sums` is `[32][COLUMNS]`.
-pub(crate) unsafe fn two_tiles(a: *const u8, b: *const u8, sums: *mut f32, steps: usize, first: bool, ahead: Ahead) {
+pub(crate) unsafe fn $name(a: *const u8, b: *const u8, sums: *mut f32, steps: usize, first: bool, ahead: Ahead) {
     // SAFETY: by the contract above. Tiles are no registers that the compiler uses.
     unsafe {
         load_sums_two(sums, first);
@@ -76,18 +78,18 @@ pub(crate) unsafe fn two_tiles(a: *const u8, b: *const u8, sums: *mut f32, steps
                 "tileloadd tmm4, [{a} + {row}]",
                 to_l1!("a" 4096 4160 4224 4288 4352 4416 4480 4544),
                 to_l2!("rows" 0 64),
-                "tdpbf16ps tmm0, tmm4, tmm6",
+                concat!($dot, " tmm0, tmm4, tmm6"),
                 "tileloadd tmm5, [{a} + {row} + 1024]",
                 to_l1!("a" 4608 4672 4736 4800 4864 4928 4992 5056),
                 to_l2!("rows" 128 192),
-                "tdpbf16ps tmm2, tmm5, tmm6",
+                concat!($dot, " tmm2, tmm5, tmm6"),
                 "tileloadd tmm7, [{b} + {row} + 1024]",
                 to_l1!("a" 5120 5184 5248 5312 5376 5440 5504 5568),
                 to_l2!("weights" 0),
-                "tdpbf16ps tmm1, tmm4, tmm7",
+                concat!($dot, " tmm1, tmm4, tmm7"),
                 to_l1!("a" 5632 5696 5760 5824 5888 5952 6016 6080),
                 to_l2!("weights" 64),
-                "tdpbf16ps tmm3, tmm5, tmm7",
+                concat!($dot, " tmm3, tmm5, tmm7"),
                 "add {a}, 2048",
                 "add {b}, 2048",
                 "add {rows}, 256",
@@ -106,6 +108,11 @@ pub(crate) unsafe fn two_tiles(a: *const u8, b: *const u8, sums: *mut f32, steps
         store_sums_two(sums);
     }
 }
+};
+}
+
+two_tiles!(two_tiles, "tdpbf16ps");
+two_tiles!(two_tiles_int8, "tdpbssd");
 
 /// The sums of 32 rows and 32 columns, held in tiles from `load` to `store`.
 pub(crate) struct Sums(*mut f32);
@@ -224,11 +231,13 @@ unsafe fn load_sums_two(sums: *const f32, first: bool) {
     }
 }
 
+macro_rules! one_tile {
+($name:ident, $dot:literal) => {
 /// Up to 16 rows times 32 columns. Weights come from memory here, so they are asked for ahead.
 ///
 /// # Safety
 /// Tiles are configured; `a` is `[steps]` tiles, `b` is `[steps][2]` tiles, `sums` is `[16][COLUMNS]`.
-pub(crate) unsafe fn one_tile(a: *const u8, b: *const u8, sums: *mut f32, steps: usize, first: bool) {
+pub(crate) unsafe fn $name(a: *const u8, b: *const u8, sums: *mut f32, steps: usize, first: bool) {
     // SAFETY: by the contract above; a prefetch past the end does nothing.
     unsafe {
         if first {
@@ -252,9 +261,9 @@ pub(crate) unsafe fn one_tile(a: *const u8, b: *const u8, sums: *mut f32, steps:
             asm!(
                 "tileloadd tmm4, [{a} + {row}]",
                 "tileloadd tmm6, [{b} + {row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
+                concat!($dot, " tmm0, tmm4, tmm6"),
                 "tileloadd tmm7, [{b} + {row} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
+                concat!($dot, " tmm1, tmm4, tmm7"),
                 a = in(reg) a.add(step * TILE),
                 b = in(reg) b,
                 row = in(reg) 64usize,
@@ -270,6 +279,11 @@ pub(crate) unsafe fn one_tile(a: *const u8, b: *const u8, sums: *mut f32, steps:
         );
     }
 }
+};
+}
+
+one_tile!(one_tile, "tdpbf16ps");
+one_tile!(one_tile_int8, "tdpbssd");
 
 /// How far ahead weights are asked for with few rows.
 const PREFETCH: usize = 8 << 10;

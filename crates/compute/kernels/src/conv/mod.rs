@@ -179,6 +179,11 @@ fn part(
     sources: &[Vec<usize>],
     phase: (usize, usize),
 ) -> Result<Part> {
+    // Int8 would round activations by rows, of which a convolution has none; blocks are of another order of weights.
+    if !matches!(format, WeightFormat::F32 | WeightFormat::Bf16) {
+        let why = format!("weights can be F32 or Bf16, not {format:?}");
+        return Err(KernelError::Shape { what: "convolution", why });
+    }
     let area = shape.kernel * shape.kernel;
     exact("weights", product("weights", &[shape.outputs, shape.inputs, area])?, weights.len())?;
     let padded = shape.inputs.next_multiple_of(crate::linear::TILE_K);

@@ -1,14 +1,17 @@
 //! Products with the bf16 tiles of AMX.
 
-use super::TILE_K;
 use super::dot_bf16::to_bf16;
 use super::driver::{Ahead, Engine, Packed, row};
+use super::{PANEL, TILE_K, WeightFormat, quant};
+use crate::isa::Isa;
 use crate::memory::Scratch;
 use crate::tiles::{STEPS, TILE, TileConfig, one_tile, two_tiles};
 use crate::values::Values;
 
 /// `tdpbf16ps` on packed tiles.
-pub(super) struct Tiles;
+pub(super) struct Tiles {
+    pub(super) format: WeightFormat,
+}
 
 impl Engine for Tiles {
     const SPARE: usize = 0;
@@ -27,7 +30,6 @@ impl Engine for Tiles {
         let mut line = Scratch::take(padded * 2);
         let line = line.ptr::<u8>();
         for r in 0..tiles * 16 {
-            let start = r / 16 * TILE + r % 16 * 64;
             // SAFETY: the line holds a padded row, the block `padded / 32 * tiles` tiles.
             unsafe {
                 if r < rows {
@@ -35,11 +37,7 @@ impl Engine for Tiles {
                 } else if r == rows {
                     line.write_bytes(0, padded * 2);
                 }
-                for step in 0..padded / TILE_K {
-                    let (chunk, step_of) = (step / STEPS, step % STEPS);
-                    let to = to.chunk(chunk).add(start + step_of * tiles * TILE);
-                    std::ptr::copy_nonoverlapping(line.add(step * 64), to, 64);
-                }
+                scatter_tile_rows(line, padded * 2, r, rows, to);
             }
         }
     }
@@ -49,11 +47,16 @@ impl Engine for Tiles {
     }
 
     fn space_bytes(&self) -> usize {
-        0
+        if self.format == WeightFormat::Bf16 { 0 } else { Self::CHUNK * PANEL * 2 }
     }
 
-    unsafe fn weights(&self, panel: *const u8, _len: usize, _space: *mut u8) -> *const u8 {
-        panel
+    unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
+        if self.format == WeightFormat::Bf16 {
+            return panel;
+        }
+        // SAFETY: the chunk is whole blocks, and the space holds a whole chunk.
+        unsafe { quant::decode(Isa::AmxBf16, self.format, panel, len, space, quant::Target::Tiles) };
+        space
     }
 
     unsafe fn multiply(
@@ -70,6 +73,21 @@ impl Engine for Tiles {
         // SAFETY: the caller's contract, and tiles are configured by `enter`.
         unsafe {
             if rows > 16 { two_tiles(a, b, sums, steps, first, ahead) } else { one_tile(a, b, sums, steps, first) }
+        }
+    }
+}
+
+/// Puts the bytes of row `r` of a block of `rows` into its tiles, 64 to each.
+///
+/// # Safety
+/// `line` holds `bytes` bytes, a multiple of 64, and the block has room for them.
+pub(super) unsafe fn scatter_tile_rows(line: *const u8, bytes: usize, r: usize, rows: usize, to: Packed) {
+    let tiles = rows.div_ceil(16);
+    for step in 0..bytes / 64 {
+        // SAFETY: by the contract above.
+        unsafe {
+            let to = to.chunk(step / STEPS).add((step % STEPS * tiles + r / 16) * TILE + r % 16 * 64);
+            std::ptr::copy_nonoverlapping(line.add(step * 64), to, 64);
         }
     }
 }

@@ -5,17 +5,20 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::driver::{Ahead, BF16, Engine, Packed, row};
-use super::{PANEL, TILE_K};
+use super::{PANEL, TILE_K, WeightFormat, quant};
+use crate::isa::Isa;
 use crate::memory::Scratch;
 use crate::values::Values;
 
 /// `vdpbf16ps` on packed tiles.
-pub(super) struct DotBf16;
+pub(super) struct DotBf16 {
+    pub(super) format: WeightFormat,
+}
 
 impl Engine for DotBf16 {
     const SPARE: usize = 0;
     const ROWS: usize = 14;
-    const CHUNK: usize = 512;
+    const CHUNK: usize = 256;
 
     fn bytes_per_k(rows: usize) -> usize {
         rows * BF16
@@ -43,11 +46,16 @@ impl Engine for DotBf16 {
     fn enter(&self) -> impl Sized {}
 
     fn space_bytes(&self) -> usize {
-        0
+        if self.format == WeightFormat::Bf16 { 0 } else { Self::CHUNK * PANEL * BF16 }
     }
 
-    unsafe fn weights(&self, panel: *const u8, _len: usize, _space: *mut u8) -> *const u8 {
-        panel
+    unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
+        if self.format == WeightFormat::Bf16 {
+            return panel;
+        }
+        // SAFETY: the chunk is whole blocks, and the space holds a whole chunk.
+        unsafe { quant::decode(Isa::Avx512Bf16, self.format, panel, len, space, quant::Target::Tiles) };
+        space
     }
 
     unsafe fn multiply(

@@ -8,7 +8,7 @@
 use half::bf16;
 
 use super::epilogue::{Block, Finish};
-use super::{PANEL, PackedLinear, WeightFormat, float};
+use super::{PANEL, PackedLinear, WeightFormat, float, int8};
 use crate::ctx::Ctx;
 use crate::isa::Isa;
 use crate::memory::Scratch;
@@ -61,6 +61,12 @@ pub(super) trait Engine: Sync {
         first: bool,
         ahead: Ahead,
     );
+
+    /// Brings sums that are whole into their final form, floats.
+    ///
+    /// # Safety
+    /// `sums` is `[rows][PANEL]`, of this panel and of the rows from `row` on.
+    unsafe fn settle(&self, _sums: *mut f32, _panel: usize, _row: usize, _rows: usize) {}
 }
 
 /// Memory that will be read soon and may be fetched into L2 meanwhile, spread over the product: a burst of fetches would
@@ -82,23 +88,36 @@ impl Ahead {
 
 /// The whole product. Sizes have been checked, and neither rows nor outputs are zero.
 pub(super) fn multiply(ctx: &Ctx, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
-    match (ctx.isa(), layer.geometry.format) {
-        #[cfg(target_arch = "x86_64")]
-        (Isa::AmxBf16, WeightFormat::Bf16) => run(ctx, &super::amx::Tiles, layer, x, rows, finish),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512Bf16, WeightFormat::Bf16) => run(ctx, &super::dot_bf16::DotBf16, layer, x, rows, finish),
-        (isa, format) => {
-            let bf16 = format == WeightFormat::Bf16;
-            match isa {
-                Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => {
-                    run(ctx, &float::Float::<{ float::AVX512_ROWS }> { isa, bf16 }, layer, x, rows, finish)
-                }
-                Isa::Neon => run(ctx, &float::Float::<{ float::NEON_ROWS }> { isa, bf16 }, layer, x, rows, finish),
-                Isa::Avx2 => run(ctx, &float::Float::<{ float::AVX2_ROWS }> { isa, bf16 }, layer, x, rows, finish),
-                Isa::Scalar => run(ctx, &float::Float::<{ float::SCALAR_ROWS }> { isa, bf16 }, layer, x, rows, finish),
-            }
-        }
+    let (isa, format) = (ctx.isa(), layer.geometry.format);
+    if format == WeightFormat::Int8 {
+        return multiply_int8(ctx, layer, x, rows, finish);
     }
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::AmxBf16 if format != WeightFormat::F32 => run(ctx, &super::amx::Tiles { format }, layer, x, rows, finish),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 if format != WeightFormat::F32 => {
+            run(ctx, &super::dot_bf16::DotBf16 { format }, layer, x, rows, finish)
+        }
+        Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => {
+            run(ctx, &float::Float::<{ float::AVX512_ROWS }> { isa, format }, layer, x, rows, finish)
+        }
+        Isa::Neon => run(ctx, &float::Float::<{ float::NEON_ROWS }> { isa, format }, layer, x, rows, finish),
+        Isa::Avx2 => run(ctx, &float::Float::<{ float::AVX2_ROWS }> { isa, format }, layer, x, rows, finish),
+        Isa::Scalar => run(ctx, &float::Float::<{ float::SCALAR_ROWS }> { isa, format }, layer, x, rows, finish),
+    }
+}
+
+fn multiply_int8(ctx: &Ctx, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
+    let mut factors = Scratch::of::<f32>(rows);
+    let own = int8::Rows::new(ctx.isa(), layer, &mut factors.slice_mut::<f32>()[..rows]);
+    #[cfg(target_arch = "x86_64")]
+    if ctx.isa() == Isa::AmxBf16 && crate::isa::has_amx_int8() {
+        return run(ctx, &int8::Tiles8(own), layer, x, rows, finish);
+    }
+    let avx512 = matches!(ctx.isa(), Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512);
+    let engine = int8::Dot8 { rows: own, vnni: avx512 && crate::isa::has_avx512_vnni() };
+    run(ctx, &engine, layer, x, rows, finish);
 }
 
 /// Rows up to which weights are the traffic that counts.
@@ -142,7 +161,6 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
         (blocks.div_ceil(row_tasks), wanted.clamp(1, TASK_PANELS))
     };
     let panel_tasks = panels.div_ceil(task_panels);
-    let k_bytes = PANEL * if geometry.format == WeightFormat::F32 { 4 } else { 2 };
 
     ctx.pool().run(panel_tasks * blocks.div_ceil(task_blocks), |task| {
         let first_panel = task % panel_tasks * task_panels;
@@ -159,7 +177,7 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
             if few { (step / chunks, step % chunks) } else { (step % own_panels, step / own_panels) }
         };
         let panel_chunk = |(panel, chunk): (usize, usize)| {
-            let at = (first_panel + panel) * geometry.panel_bytes() + chunk * E::CHUNK * k_bytes;
+            let at = (first_panel + panel) * geometry.panel_bytes() + geometry.format.bytes(chunk * E::CHUNK);
             layer.bytes.as_ptr().wrapping_add(at)
         };
         for step in 0..steps {
@@ -185,6 +203,7 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
                     engine.multiply(a, weights, c, count, len, chunk == 0, ahead);
                     if chunk + 1 == chunks {
                         let row = block * E::ROWS;
+                        engine.settle(c, first_panel + panel, row, count);
                         let (start, stride) = (row * geometry.outputs, geometry.outputs);
                         let panel = first_panel + panel;
                         finish.block(ctx.isa(), Block { sums: c, panel, row, start, stride, rows: count });

@@ -1,9 +1,9 @@
-//! Products in f32, for every instruction set. bf16 weights are widened one chunk at a time into L1.
+//! Products in f32, for every instruction set. Other weights are widened or decoded one chunk at a time into L1.
 
 use half::bf16;
 
-use super::PANEL;
 use super::driver::{Ahead, Engine, Packed};
+use super::{PANEL, WeightFormat, quant};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::transpose::pack_rows;
@@ -21,8 +21,7 @@ const VECTORS: usize = 2;
 /// Arithmetic in f32 with blocks of `ROWS` rows.
 pub(super) struct Float<const ROWS: usize> {
     pub(super) isa: Isa,
-    /// Whether the weights are bf16.
-    pub(super) bf16: bool,
+    pub(super) format: WeightFormat,
 }
 
 impl<const ROWS: usize> Engine for Float<ROWS> {
@@ -54,15 +53,18 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
     fn enter(&self) -> impl Sized {}
 
     fn space_bytes(&self) -> usize {
-        if self.bf16 { Self::CHUNK * PANEL * 4 } else { 0 }
+        if self.format == WeightFormat::F32 { 0 } else { Self::CHUNK * PANEL * 4 }
     }
 
     unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
-        if !self.bf16 {
-            return panel;
+        // SAFETY: the chunk is whole tiles or blocks, and the space holds a whole chunk.
+        unsafe {
+            match self.format {
+                WeightFormat::F32 => return panel,
+                WeightFormat::Bf16 => widen(self.isa, panel.cast(), len, space.cast()),
+                format => quant::decode(self.isa, format, panel, len, space, quant::Target::Rows),
+            }
         }
-        // SAFETY: the chunk is whole tiles, and the space holds a whole chunk.
-        unsafe { widen(self.isa, panel.cast(), len, space.cast()) };
         space
     }
 

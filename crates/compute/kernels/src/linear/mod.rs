@@ -7,7 +7,10 @@ mod dot_bf16;
 mod driver;
 mod epilogue;
 pub(crate) mod float;
+mod format;
+mod int8;
 mod pack;
+mod quant;
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +19,8 @@ use half::bf16;
 pub(crate) use driver::Ahead;
 pub use epilogue::{Activation, Epilogue, Gate, Residual};
 pub(crate) use epilogue::{Block, Finish};
-pub use pack::{PackedLinearBuilder, WeightFormat};
+pub use format::WeightFormat;
+pub use pack::PackedLinearBuilder;
 
 use crate::ctx::Ctx;
 use crate::error::{KernelError, Result, exact, product};
@@ -37,6 +41,9 @@ pub struct PackedLinear {
     geometry: Geometry,
     bytes: Bytes,
     bias: Option<Vec<f32>>,
+    /// Factors and sums of the columns of int8 weights.
+    factors: Vec<f32>,
+    column_sums: Vec<i32>,
 }
 
 impl PackedLinear {
@@ -105,7 +112,8 @@ impl PackedLinear {
 
     /// Bytes of memory that it holds.
     pub fn bytes(&self) -> usize {
-        self.bytes.len() + self.bias.as_ref().map_or(0, |bias| bias.len() * 4)
+        let floats = self.bias.as_ref().map_or(0, |bias| bias.len()) + self.factors.len() + self.column_sums.len();
+        self.bytes.len() + floats * 4
     }
 
     /// Copies one row of the weights out, as an embedding that shares its table with an output layer needs.
@@ -117,14 +125,32 @@ impl PackedLinear {
             return Err(KernelError::Shape { what: "weight row", why });
         }
         let (panel, column) = geometry.place(row);
+        let start = panel * geometry.panel_bytes();
         match geometry.format {
             WeightFormat::F32 => {
-                let panel = &self.bytes.slice::<f32>()[panel * geometry.panel_bytes() / 4..];
+                let panel = &self.bytes.slice::<f32>()[start / 4..];
                 to.iter_mut().enumerate().for_each(|(k, value)| *value = panel[k * PANEL + column]);
             }
             WeightFormat::Bf16 => {
-                let panel = &self.bytes.slice::<bf16>()[panel * geometry.panel_bytes() / 2..];
+                let panel = &self.bytes.slice::<bf16>()[start / 2..];
                 to.iter_mut().enumerate().for_each(|(k, value)| *value = panel[pack::bf16_index(k, column)].to_f32());
+            }
+            WeightFormat::Int8 => {
+                let (panel_bytes, factor) = (&self.bytes.slice::<i8>()[start..], self.factors[panel * PANEL + column]);
+                let value = |k: usize| f32::from(panel_bytes[int8::index(k, column)]) * factor;
+                to.iter_mut().enumerate().for_each(|(k, to)| *to = value(k));
+            }
+            format => {
+                let mut rows = vec![0f32; 256 * PANEL];
+                for (chunk, to) in to.chunks_mut(256).enumerate() {
+                    let from = self.panel(panel, chunk * 256);
+                    // SAFETY: a chunk is whole blocks of the panel, and `rows` has room for one.
+                    unsafe {
+                        let rows = rows.as_mut_ptr().cast();
+                        quant::decode(crate::Isa::active(), format, from, to.len(), rows, quant::Target::Rows);
+                    }
+                    to.iter_mut().enumerate().for_each(|(k, value)| *value = rows[k * PANEL + column]);
+                }
             }
         }
         Ok(())
@@ -136,8 +162,7 @@ impl PackedLinear {
 
     /// A panel from inner element `k` (a multiple of `TILE_K`) on.
     pub(crate) fn panel(&self, panel: usize, k: usize) -> *const u8 {
-        let size = if self.geometry.format == WeightFormat::F32 { 4 } else { 2 };
-        self.bytes.as_ptr().wrapping_add(panel * self.geometry.panel_bytes() + k * PANEL * size)
+        self.bytes.as_ptr().wrapping_add(panel * self.geometry.panel_bytes() + self.geometry.format.bytes(k))
     }
 
     /// The end of a product that writes wherever its blocks say; the caller has checked all sizes.

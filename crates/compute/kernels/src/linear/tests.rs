@@ -225,3 +225,198 @@ fn wrong_sizes_are_typed_errors() {
     assert_eq!(short.finish().err(), Some(length("weight rows", 6, 3)));
     assert!(layer.with_bias((&vec![0f32; 3]).into()).is_err());
 }
+
+/// Bytes and what a reference decoder (gguf-py) makes of them, for two blocks each.
+fn reproducible_blocks(format: WeightFormat, blocks: usize) -> Vec<u8> {
+    let size = format.file_block_bytes().unwrap();
+    let mut state = 7u64;
+    let mut bytes: Vec<u8> = (0..blocks * size)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect();
+    // The upper bytes of the factors, so that these are of a usual size.
+    let at: &[usize] = match format {
+        WeightFormat::Q4K | WeightFormat::Q5K => &[1, 3],
+        WeightFormat::Q6K => &[209],
+        _ => &[1],
+    };
+    for block in bytes.chunks_exact_mut(size) {
+        at.iter().for_each(|&at| block[at] = 0x2c);
+    }
+    bytes
+}
+
+const BLOCKS: [WeightFormat; 5] =
+    [WeightFormat::Q8_0, WeightFormat::Q4_0, WeightFormat::Q4K, WeightFormat::Q5K, WeightFormat::Q6K];
+
+/// Rows of random blocks, as a layer and as floats.
+fn block_layer(ctx: &Ctx, format: WeightFormat, outputs: usize, inputs: usize) -> (PackedLinear, Vec<f32>) {
+    let bytes = reproducible_blocks(format, outputs * inputs / format.block());
+    let mut builder = PackedLinearBuilder::new(format, outputs, inputs).unwrap();
+    for piece in bytes.chunks(bytes.len() / outputs * 5) {
+        builder.push_blocks(ctx, piece).unwrap();
+    }
+    let layer = builder.finish().unwrap();
+    let mut floats = vec![0f32; outputs * inputs];
+    floats.chunks_exact_mut(inputs).enumerate().for_each(|(r, row)| layer.copy_row(r, row).unwrap());
+    (layer, floats)
+}
+
+#[test]
+fn blocks_decode_to_what_the_reference_decoder_says() {
+    /// Format, some elements, and the sum of all magnitudes.
+    type Wanted = (WeightFormat, &'static [(usize, f32)], f64);
+    let wanted: [Wanted; 5] = [
+        (
+            WeightFormat::Q8_0,
+            &[
+                (0, -1.684_570_3),
+                (7, -5.264_282),
+                (16, 1.403_808_6),
+                (31, -4.421_997),
+                (32, 8.278_32),
+                (63, 0.147_827_15),
+            ],
+            286.501_220_703_125,
+        ),
+        (
+            WeightFormat::Q4_0,
+            &[
+                (0, 0.0),
+                (1, -0.210_571_29),
+                (16, 0.421_142_58),
+                (31, -0.421_142_58),
+                (40, 0.254_882_8),
+                (63, -0.127_441_4),
+            ],
+            17.281_005_859_375,
+        ),
+        (
+            WeightFormat::Q4K,
+            &[
+                (0, -3.399_902_3),
+                (31, -1.434_570_3),
+                (32, 30.330_322),
+                (127, 0.113_525_39),
+                (255, 9.823_73),
+                (511, 3.695_068_4),
+            ],
+            6_450.756_103_515_625,
+        ),
+        (
+            WeightFormat::Q5K,
+            &[
+                (0, -4.522_949),
+                (31, 1.934_570_3),
+                (64, 43.239_87),
+                (128, 10.409_18),
+                (300, 98.908_81),
+                (511, 15.944_092),
+            ],
+            13_502.039_672_851_562,
+        ),
+        (
+            WeightFormat::Q6K,
+            &[(0, 88.942_02), (16, -154.328_61), (63, 0.0), (127, 52.390_503), (200, -5.211_975), (511, 28.382_812)],
+            31_182.781_982_421_875,
+        ),
+    ];
+    for (format, samples, total) in wanted {
+        let layer = block_layer(&Ctx::new(Isa::Scalar, 1).unwrap(), format, 1, 2 * format.block());
+        for &(at, value) in samples {
+            assert!((layer.1[at] - value).abs() <= 1e-6 * value.abs(), "{format:?} {at}: {}", layer.1[at]);
+        }
+        let sum: f64 = layer.1.iter().map(|&x| f64::from(x.abs())).sum();
+        assert!((sum - total).abs() < 1e-6 * total, "{format:?}: {sum}");
+    }
+}
+
+#[test]
+fn blocks_are_multiplied_as_their_floats_are() {
+    for ctx in contexts() {
+        for format in BLOCKS {
+            for (rows, outputs, blocks) in [(1, 40, 1), (3, 33, 2), (40, 70, 3), (70, 20, 9)] {
+                let inputs = blocks * format.block();
+                let (layer, w) = block_layer(&ctx, format, outputs, inputs);
+                let x = rounded(&noise(rows * inputs, 2));
+                let want = narrow(&reference(&x, &w, rows, outputs, inputs));
+                let mut y = vec![f32::NAN; rows * outputs];
+                layer.forward(&ctx, (&x).into(), rows, (&mut y).into(), &Epilogue::default()).unwrap();
+                let error = relative_error(&y, &want);
+                // Where products are of bf16, weights are rounded to it.
+                let bf16 = matches!(ctx.isa(), Isa::AmxBf16 | Isa::Avx512Bf16);
+                assert!(
+                    error < if bf16 { 4e-3 } else { 3e-6 },
+                    "{} {format:?} {rows}x{outputs}x{inputs}: {error}",
+                    ctx.isa()
+                );
+                let mut alone = vec![0f32; outputs];
+                let last = &x[(rows - 1) * inputs..];
+                layer.forward(&ctx, last.into(), 1, (&mut alone).into(), &Epilogue::default()).unwrap();
+                assert_eq!(alone, y[(rows - 1) * outputs..], "{} {format:?}", ctx.isa());
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_is_the_same_on_every_instruction_set_and_close_to_floats() {
+    for (rows, outputs, inputs) in
+        [(1, 1, 1), (1, 40, 70), (5, 33, 1030), (16, 20, 64), (37, 70, 513), (100, 64, 600), (2, 3, 0)]
+    {
+        let (x, w, bias) = (noise(rows * inputs, 1), noise(outputs * inputs, 2), noise(outputs, 3));
+        let mut want = reference(&x, &w, rows, outputs, inputs);
+        want.iter_mut().enumerate().for_each(|(i, y)| *y = silu64(*y + f64::from(bias[i % outputs])));
+        let mut first: Option<Vec<f32>> = None;
+        for ctx in contexts() {
+            let layer = PackedLinear::new(&ctx, WeightFormat::Int8, (&w).into(), outputs, inputs).unwrap();
+            let layer = layer.with_bias((&bias).into()).unwrap();
+            let mut y = vec![f32::NAN; rows * outputs];
+            let epilogue = Epilogue::activation(Activation::Silu);
+            layer.forward(&ctx, (&x).into(), rows, (&mut y).into(), &epilogue).unwrap();
+            let error = relative_error(&y, &narrow(&want));
+            assert!(error < 2e-2, "{} {rows}x{outputs}x{inputs}: {error}", ctx.isa());
+            let first = first.get_or_insert_with(|| y.clone());
+            assert!(relative_error(&y, first) < 1e-6, "{} {rows}x{outputs}x{inputs}", ctx.isa());
+            let mut row = vec![0f32; inputs];
+            layer.copy_row(outputs - 1, &mut row).unwrap();
+            assert!(row.iter().zip(&w[(outputs - 1) * inputs..]).all(|(a, b)| (a - b).abs() < 5e-3));
+            let mut alone = vec![0f32; outputs];
+            let last = &x[(rows - 1) * inputs..];
+            layer.forward(&ctx, last.into(), 1, (&mut alone).into(), &epilogue).unwrap();
+            assert_eq!(alone, y[(rows - 1) * outputs..], "{}", ctx.isa());
+        }
+    }
+}
+
+#[test]
+fn int8_carries_rows_of_zeros_and_of_infinities() {
+    for ctx in contexts() {
+        for (inputs, at) in [(3, 1), (40, 7), (40, 39)] {
+            let w = vec![1f32; inputs];
+            let layer = PackedLinear::new(&ctx, WeightFormat::Int8, (&w).into(), 1, inputs).unwrap();
+            for bad in [f32::INFINITY, f32::NAN] {
+                let mut x = vec![0f32; 2 * inputs];
+                x[inputs + at] = bad;
+                let mut y = vec![1f32; 2];
+                layer.forward(&ctx, (&x).into(), 2, (&mut y).into(), &Epilogue::default()).unwrap();
+                assert!(y[0] == 0.0 && y[1].is_nan(), "{} {bad}: {y:?}", ctx.isa());
+            }
+        }
+    }
+}
+
+#[test]
+fn formats_refuse_what_they_can_not_hold() {
+    let ctx = Ctx::global();
+    assert!(PackedLinearBuilder::new(WeightFormat::Q4K, 4, 128).is_err());
+    assert!(PackedLinearBuilder::new(WeightFormat::Int8, 4, (1 << 16) + 1).is_err());
+    let mut blocks = PackedLinearBuilder::new(WeightFormat::Q8_0, 1, 32).unwrap();
+    assert!(blocks.push(ctx, (&vec![0f32; 32]).into()).is_err());
+    assert!(blocks.push_blocks(ctx, &[0; 33]).is_err());
+    assert!(blocks.push_blocks(ctx, &[0; 68]).is_err());
+    assert!(blocks.push_blocks(ctx, &[0; 34]).is_ok());
+    assert!(PackedLinearBuilder::new(WeightFormat::F32, 1, 32).unwrap().push_blocks(ctx, &[0; 34]).is_err());
+}

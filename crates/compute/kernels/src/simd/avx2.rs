@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{Kernel, Simd};
 
@@ -104,6 +104,36 @@ impl Simd for F32x8 {
             let four = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        F32x8(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
+    }
+    #[inline(always)]
+    unsafe fn from_i8(from: *const i8) -> Self {
+        F32x8(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
+    }
+    #[inline(always)]
+    unsafe fn from_bits_u8(from: *const u8, shift: u32, mask: u32) -> Self {
+        unsafe {
+            let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let bits = _mm256_srlv_epi32(wide, _mm256_set1_epi32(shift as i32));
+            F32x8(_mm256_cvtepi32_ps(_mm256_and_si256(bits, _mm256_set1_epi32(mask as i32))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn from_bits_u32(from: *const u32, shift: u32, mask: u32) -> Self {
+        unsafe {
+            let bits = _mm256_srlv_epi32(_mm256_loadu_si256(from.cast()), _mm256_set1_epi32(shift as i32));
+            F32x8(_mm256_cvtepi32_ps(_mm256_and_si256(bits, _mm256_set1_epi32(mask as i32))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn from_sum_i32(from: *const i32, plus: *const i32) -> Self {
+        unsafe {
+            let sum = _mm256_add_epi32(_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(plus.cast()));
+            F32x8(_mm256_cvtepi32_ps(sum))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{Kernel, Simd};
 
@@ -92,6 +92,55 @@ impl Simd for F32x16 {
     unsafe fn sum(self) -> f32 { unsafe { _mm512_reduce_add_ps(self.0) } }
     #[inline(always)]
     unsafe fn largest(self) -> f32 { unsafe { _mm512_reduce_max_ps(self.0) } }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        F32x16(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+    }
+    #[inline(always)]
+    unsafe fn from_i8(from: *const i8) -> Self {
+        F32x16(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+    }
+    #[inline(always)]
+    unsafe fn from_bits_u8(from: *const u8, shift: u32, mask: u32) -> Self {
+        unsafe {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let bits = _mm512_srlv_epi32(wide, _mm512_set1_epi32(shift as i32));
+            F32x16(_mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask as i32))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn from_bits_u32(from: *const u32, shift: u32, mask: u32) -> Self {
+        unsafe {
+            let bits = _mm512_srlv_epi32(_mm512_loadu_si512(from.cast()), _mm512_set1_epi32(shift as i32));
+            F32x16(_mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask as i32))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn from_sum_i32(from: *const i32, plus: *const i32) -> Self {
+        unsafe {
+            let sum = _mm512_add_epi32(_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(plus.cast()));
+            F32x16(_mm512_cvtepi32_ps(sum))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, to: *mut i8) {
+        unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_pairs(first: Self, second: Self, to: *mut bf16) {
+        // Weights are finite, so rounding needs no care for NaN here.
+        unsafe {
+            let round = |x: __m512| {
+                let bits = _mm512_castps_si512(x);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
+            };
+            let low = _mm512_srli_epi32::<16>(round(first.0));
+            let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, low, round(second.0));
+            _mm512_storeu_si512(to.cast(), pairs);
+        }
+    }
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, len: usize) -> Self {

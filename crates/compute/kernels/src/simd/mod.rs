@@ -11,7 +11,7 @@ mod avx512;
 mod neon;
 mod scalar;
 
-use half::bf16;
+use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::F32x16;
@@ -59,6 +59,67 @@ pub(crate) trait Simd: Copy {
     /// The largest lane.
     unsafe fn largest(self) -> f32;
 
+    /// 16-bit floats, widened.
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: valid by the trait's contract, here and below.
+        unsafe { from_lanes(|i| from.add(i).read_unaligned().to_f32()) }
+    }
+
+    /// Signed bytes as floats.
+    #[inline(always)]
+    unsafe fn from_i8(from: *const i8) -> Self {
+        // SAFETY: as above.
+        unsafe { from_lanes(|i| f32::from(*from.add(i))) }
+    }
+
+    /// Some bits of each byte as floats.
+    #[inline(always)]
+    unsafe fn from_bits_u8(from: *const u8, shift: u32, mask: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { from_lanes(|i| (u32::from(*from.add(i)) >> shift & mask) as f32) }
+    }
+
+    /// Some bits of each word as floats.
+    #[inline(always)]
+    unsafe fn from_bits_u32(from: *const u32, shift: u32, mask: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { from_lanes(|i| (from.add(i).read_unaligned() >> shift & mask) as f32) }
+    }
+
+    /// Sums of two integers as floats.
+    #[inline(always)]
+    unsafe fn from_sum_i32(from: *const i32, plus: *const i32) -> Self {
+        // SAFETY: as above.
+        unsafe { from_lanes(|i| (*from.add(i) + *plus.add(i)) as f32) }
+    }
+
+    /// Integers from -128 to 127.
+    #[inline(always)]
+    unsafe fn store_i8(self, to: *mut i8) {
+        let mut lanes = [0f32; MAX_LANES];
+        // SAFETY: as above.
+        unsafe {
+            self.store(lanes.as_mut_ptr());
+            (0..Self::LANES).for_each(|i| to.add(i).write(lanes[i] as i8));
+        }
+    }
+
+    /// Alternately, rounded to nearest even.
+    #[inline(always)]
+    unsafe fn store_bf16_pairs(first: Self, second: Self, to: *mut bf16) {
+        let mut lanes = [[bf16::ZERO; MAX_LANES]; 2];
+        // SAFETY: as above.
+        unsafe {
+            first.store_bf16(lanes[0].as_mut_ptr());
+            second.store_bf16(lanes[1].as_mut_ptr());
+            for i in 0..Self::LANES {
+                to.add(2 * i).write(lanes[0][i]);
+                to.add(2 * i + 1).write(lanes[1][i]);
+            }
+        }
+    }
+
     /// The first `len` elements, zeros after them.
     #[inline(always)]
     unsafe fn load_part(from: *const f32, len: usize) -> Self {
@@ -99,6 +160,18 @@ pub(crate) trait Simd: Copy {
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, len);
         }
     }
+}
+
+/// A vector made lane by lane.
+///
+/// # Safety
+/// The CPU has `V`'s instruction set.
+#[inline(always)]
+unsafe fn from_lanes<V: Simd>(lane: impl Fn(usize) -> f32) -> V {
+    let mut lanes = [0f32; MAX_LANES];
+    lanes.iter_mut().enumerate().take(V::LANES).for_each(|(i, value)| *value = lane(i));
+    // SAFETY: by the contract above.
+    unsafe { V::load(lanes.as_ptr()) }
 }
 
 /// An element that vectors are read from and written to.
