@@ -14,23 +14,27 @@ mod activation;
 mod attention;
 mod conv;
 mod cpu;
+pub mod decoder;
 mod embedding;
 mod error;
 mod heads;
 mod linear;
+mod maps;
 mod norm;
 mod rope;
 #[cfg(test)]
 mod testing;
+pub mod text;
 pub mod vae;
 
 pub use activation::Activation;
 pub use attention::{Mask, attention};
-pub use conv::{Conv2d, GroupNorm, Padding, upsample_nearest_2x};
+pub use conv::{Conv2d, ConvKind, GroupNorm};
 pub use cpu::fallbacks;
 pub use embedding::timestep_embedding;
 pub use error::{Error, Result, backend};
 pub use heads::{HeadGeometry, QkvHeads};
 pub use linear::{GatedMlp, Linear};
+pub use maps::Maps;
 pub use norm::{LayerNorm, RmsNorm};
 pub use rope::{RopeStyle, RopeTable, norm_rope};

@@ -185,6 +185,27 @@ impl Weights {
         Ok(self.to_f32(source, stored, bytes)?.into_owned())
     }
 
+    /// Chosen rows of a matrix `(rows, columns)`, one after another.
+    ///
+    /// # Errors
+    /// As [`Self::get`], and for a row that isn't there.
+    pub fn get_rows_f32(
+        &self,
+        shape: [usize; 2],
+        name: &str,
+        rows: impl IntoIterator<Item = usize>,
+    ) -> Result<Vec<f32>> {
+        let (source, stored, bytes) = self.find(&shape, name)?;
+        let row_bytes = shape[1] * stored.size();
+        let mut values = Vec::new();
+        for row in rows {
+            let range = row * row_bytes..(row + 1) * row_bytes;
+            let bytes = bytes.get(range).ok_or_else(|| self.error(source, format!("has no row {row}")))?;
+            values.extend_from_slice(&self.to_f32(source, stored, bytes)?);
+        }
+        Ok(values)
+    }
+
     /// Reads the rows of a matrix `(rows, columns)` in blocks of at most `rows_per_block`, so that a layer can pack them
     /// without a second resident copy. Brain floats come as they are, everything else as `f32`.
     ///
