@@ -1,25 +1,36 @@
-//! Convolution, group norm and upsampling of pictures, `(batch, channels, height, width)`.
+//! Convolution and group norm of feature maps.
 
 use candle_core::{DType, Result, Tensor, bail};
+use kernels::Ctx;
+use kernels::conv::{Conv2d as Kernel, ConvEpilogue, ConvShape, GroupNorm as GroupNormKernel};
+use kernels::linear::WeightFormat;
 use weights::Weights;
 
-use crate::{Activation, cpu};
+use crate::error::backend;
+use crate::{Activation, Maps, cpu};
 
-/// Where zeros are put around a picture.
+/// Size and step of a convolution. Zeros are put around maps as far as each kind says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Padding {
-    /// That many rows and columns on every side.
+pub enum ConvKind {
+    /// An odd kernel of that size that keeps the size of the maps: zeros on every side.
     Same(usize),
-    /// One row below and one column to the right, as in front of the halving convolutions of an encoder.
-    BottomRight,
+    /// 3x3 in steps of two, with zeros below and to the right, as encoders halve maps.
+    Halve,
+    /// 3x3 on maps whose sides were doubled by repeating each value, as decoders double them.
+    Double,
 }
 
 /// 2D convolution with a bias.
 pub struct Conv2d {
-    weight: Tensor,
-    bias: Tensor,
-    stride: usize,
-    padding: Padding,
+    storage: Storage,
+    kind: ConvKind,
+}
+
+enum Storage {
+    /// Packed for the CPU kernels.
+    Packed(Kernel),
+    /// Weights `(outputs, inputs, kernel, kernel)` and bias for Candle.
+    Plain(Tensor, Tensor),
 }
 
 impl Conv2d {
@@ -27,39 +38,72 @@ impl Conv2d {
     ///
     /// # Errors
     /// A tensor is missing or has another shape.
-    pub fn new(
-        weights: &Weights,
-        inputs: usize,
-        outputs: usize,
-        kernel: usize,
-        stride: usize,
-        padding: Padding,
-    ) -> weights::Result<Self> {
-        // Candle convolves f32 only on the CPU.
-        let dtype = if weights.device().is_cpu() { DType::F32 } else { weights.dtype() };
-        let weight = weights.get_dtype(&[outputs, inputs, kernel, kernel], "weight", dtype)?;
-        Ok(Self { weight, bias: weights.get_dtype(&[outputs], "bias", dtype)?, stride, padding })
-    }
-
-    /// A convolution that keeps the size: an odd `kernel`, zeros all around.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn same(weights: &Weights, inputs: usize, outputs: usize, kernel: usize) -> weights::Result<Self> {
-        Self::new(weights, inputs, outputs, kernel, 1, Padding::Same(kernel / 2))
-    }
-
-    /// `(batch, inputs, height, width)` to `(batch, outputs, …)`.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        cpu::note("conv2d", x);
-        let (x, padding) = match self.padding {
-            Padding::Same(padding) => (x.clone(), padding),
-            Padding::BottomRight => (x.pad_with_zeros(2, 0, 1)?.pad_with_zeros(3, 0, 1)?, 0),
+    pub fn new(weights: &Weights, inputs: usize, outputs: usize, kind: ConvKind) -> weights::Result<Self> {
+        let size = if let ConvKind::Same(size) = kind { size } else { 3 };
+        let (shape, dtype) = ([outputs, inputs, size, size], weights.dtype());
+        let packs = cpu::serves(weights.device(), dtype) && matches!(size, 1 | 3) && !weights.is_dry_run();
+        if !packs {
+            // Candle convolves f32 only on the CPU.
+            let dtype = if weights.device().is_cpu() { DType::F32 } else { dtype };
+            let read = |shape: &[usize], name| weights.get_dtype(shape, name, dtype);
+            let storage = Storage::Plain(read(&shape, "weight")?, read(&[outputs], "bias")?);
+            return Ok(Self { storage, kind });
+        }
+        let format = if dtype == DType::BF16 { WeightFormat::Bf16 } else { WeightFormat::F32 };
+        let (weight, bias) = (weights.get_f32_vec(&shape, "weight")?, weights.get_f32_vec(&[outputs], "bias")?);
+        let (weight, bias) = ((&weight).into(), Some((&bias).into()));
+        let geometry = |stride, before, after| ConvShape { inputs, outputs, kernel: size, stride, before, after };
+        let layer = match kind {
+            ConvKind::Same(_) => Kernel::new(Ctx::global(), format, geometry(1, size / 2, size / 2), weight, bias),
+            ConvKind::Halve => Kernel::new(Ctx::global(), format, geometry(2, 0, 1), weight, bias),
+            ConvKind::Double => Kernel::upsampled(Ctx::global(), format, inputs, outputs, weight, bias),
         };
+        Ok(Self { storage: Storage::Packed(layer.map_err(backend)?), kind })
+    }
+
+    /// Convolves maps of `inputs` channels to maps of `outputs` channels.
+    pub fn forward(&self, x: &Maps) -> Result<Maps> {
+        self.run(x, None)
+    }
+
+    /// `onto + forward(x)`.
+    pub fn forward_onto(&self, x: &Maps, onto: &Maps) -> Result<Maps> {
+        self.run(x, Some(onto))
+    }
+
+    fn run(&self, x: &Maps, onto: Option<&Maps>) -> Result<Maps> {
+        if let Storage::Packed(layer) = &self.storage {
+            let residual = onto.and_then(Maps::image);
+            let epilogue = ConvEpilogue { residual, ..ConvEpilogue::default() };
+            if let Some(done) = x.compute(|x, out| layer.forward(Ctx::global(), x, out, epilogue)) {
+                return done;
+            }
+        }
+        let Storage::Plain(weight, bias) = &self.storage else {
+            bail!(
+                "feature maps on {:?} on a convolution that was packed for the CPU",
+                x.to_tensor()?.device().location()
+            );
+        };
+        let y = self.forward_candle(&x.to_tensor()?, weight, bias)?;
+        match onto {
+            Some(onto) => x.like(&(onto.to_tensor()? + y)?),
+            None => x.like(&y),
+        }
+    }
+
+    fn forward_candle(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        cpu::note("conv2d", x);
         let dtype = x.dtype();
-        let x = x.to_dtype(self.weight.dtype())?.contiguous()?;
-        let y = x.conv2d(&self.weight, padding, self.stride, 1, 1)?;
-        y.broadcast_add(&self.bias.reshape((1, self.bias.elem_count(), 1, 1))?)?.to_dtype(dtype)
+        let x = x.to_dtype(weight.dtype())?;
+        let (_, _, height, width) = x.dims4()?;
+        let (x, padding, stride) = match self.kind {
+            ConvKind::Same(size) => (x, size / 2, 1),
+            ConvKind::Halve => (x.pad_with_zeros(2, 0, 1)?.pad_with_zeros(3, 0, 1)?, 0, 2),
+            ConvKind::Double => (x.upsample_nearest2d(2 * height, 2 * width)?, 1, 1),
+        };
+        let y = x.contiguous()?.conv2d(weight, padding, stride, 1, 1)?;
+        y.broadcast_add(&bias.reshape((1, bias.elem_count(), 1, 1))?)?.to_dtype(dtype)
     }
 }
 
@@ -85,8 +129,22 @@ impl GroupNorm {
         Ok(Self { weight, bias, groups, eps })
     }
 
-    /// Normalises `(batch, channels, …)` over each group's channels and places, then applies the activation if given.
-    pub fn forward(&self, x: &Tensor, activation: Option<Activation>) -> Result<Tensor> {
+    /// Normalises over each group's channels and places, then applies the activation if given.
+    pub fn forward(&self, x: &Maps, activation: Option<Activation>) -> Result<Maps> {
+        let kernel = GroupNormKernel {
+            groups: self.groups,
+            eps: self.eps as f32,
+            weight: &self.weight,
+            bias: &self.bias,
+            activation: activation.map(Into::into).unwrap_or_default(),
+        };
+        if let Some(done) = x.compute(|x, out| kernel.forward(Ctx::global(), x, out)) {
+            return done;
+        }
+        x.like(&self.forward_candle(&x.to_tensor()?, activation)?)
+    }
+
+    fn forward_candle(&self, x: &Tensor, activation: Option<Activation>) -> Result<Tensor> {
         cpu::note("group norm", x);
         let (batch, channels) = (x.dim(0)?, x.dim(1)?);
         if channels != self.weight.len() {
@@ -99,12 +157,57 @@ impl GroupNorm {
         let column = |values: &[f32]| Tensor::from_slice(values, (1, channels, 1), x.device());
         let y = y.broadcast_mul(&column(&self.weight)?)?.broadcast_add(&column(&self.bias)?)?;
         let y = y.to_dtype(x.dtype())?.reshape(x.shape())?;
-        activation.map_or(Ok(y.clone()), |activation| activation.forward(&y))
+        activation.map_or(Ok(y.clone()), |activation| activation.forward_candle(&y))
     }
 }
 
-/// Doubles the sides of a picture by repeating each pixel.
-pub fn upsample_nearest_2x(x: &Tensor) -> Result<Tensor> {
-    let (_, _, height, width) = x.dims4()?;
-    x.upsample_nearest2d(2 * height, 2 * width)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{noise, relative_error};
+
+    fn kernel_and_plain(kind: ConvKind, size: usize, inputs: usize, outputs: usize) -> [Conv2d; 2] {
+        let (weight, bias) = (noise(&[outputs, inputs, size, size], 1), noise(&[outputs], 2));
+        let values = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let (w, b) = (values(&weight), values(&bias));
+        let (w, b, ctx, format) = ((&w).into(), Some((&b).into()), Ctx::global(), WeightFormat::F32);
+        let geometry = |stride, before, after| ConvShape { inputs, outputs, kernel: size, stride, before, after };
+        let layer = match kind {
+            ConvKind::Same(_) => Kernel::new(ctx, format, geometry(1, size / 2, size / 2), w, b),
+            ConvKind::Halve => Kernel::new(ctx, format, geometry(2, 0, 1), w, b),
+            ConvKind::Double => Kernel::upsampled(ctx, format, inputs, outputs, w, b),
+        };
+        [Storage::Packed(layer.unwrap()), Storage::Plain(weight, bias)].map(|storage| Conv2d { storage, kind })
+    }
+
+    #[test]
+    fn kernel_and_candle_convolve_alike() {
+        let x = noise(&[2, 5, 6, 8], 3);
+        for (kind, size) in
+            [(ConvKind::Same(1), 1), (ConvKind::Same(3), 3), (ConvKind::Halve, 3), (ConvKind::Double, 3)]
+        {
+            let [kernel, plain] = kernel_and_plain(kind, size, 5, 7);
+            let maps = Maps::from_tensor(&x).unwrap();
+            let (got, want) = (kernel.forward(&maps).unwrap(), plain.forward(&maps).unwrap());
+            assert_eq!(got.dims().unwrap(), want.dims().unwrap());
+            assert!(relative_error(&got.to_tensor().unwrap(), &want.to_tensor().unwrap()) < 1e-5, "{kind:?}");
+            let onto = Maps::from_tensor(&noise(&got.dims().unwrap(), 4)).unwrap();
+            let got = kernel.forward_onto(&maps, &onto).unwrap().to_tensor().unwrap();
+            let want = plain.forward_onto(&maps, &onto).unwrap().to_tensor().unwrap();
+            assert!(relative_error(&got, &want) < 1e-5, "{kind:?} with a sum");
+        }
+    }
+
+    #[test]
+    fn kernel_and_candle_normalise_alike() {
+        let x = noise(&[2, 6, 3, 5], 1).affine(3.0, 2.0).unwrap();
+        let vector = |seed| noise(&[6], seed).to_vec1().unwrap();
+        let norm = GroupNorm { weight: vector(2), bias: vector(3), groups: 2, eps: 1e-6 };
+        for activation in [None, Some(Activation::Silu)] {
+            let got = norm.forward(&Maps::from_tensor(&x).unwrap(), activation).unwrap().to_tensor().unwrap();
+            assert!(relative_error(&got, &norm.forward_candle(&x, activation).unwrap()) < 1e-5);
+        }
+        let wrong = Maps::from_tensor(&noise(&[1, 4, 2, 2], 1)).unwrap();
+        assert!(norm.forward(&wrong, None).is_err());
+    }
 }

@@ -45,6 +45,14 @@ pub(crate) fn reborrow<'a>(values: &'a mut ValuesMut<'_>) -> ValuesMut<'a> {
     }
 }
 
+/// Hands the elements of `x`, row-major, to something that makes no tensor of them.
+pub(crate) fn read<T>(x: &Tensor, f: impl FnOnce(Values<'_>) -> kernels::Result<T>) -> Result<T> {
+    let dense = x.contiguous()?;
+    let (storage, layout) = dense.storage_and_layout();
+    let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
+    f(slice(values(&storage)?, range)).map_err(Error::wrap)
+}
+
 /// Runs a kernel over the elements of `inputs`, row-major, into a new tensor of `shape`. The inputs lie on the CPU in f32 or
 /// bf16; one that isn't contiguous is copied first.
 pub(crate) fn compute(
@@ -85,11 +93,7 @@ fn run(
     kernel: impl FnOnce(&[(Values<'_>, &Layout)], ValuesMut<'_>) -> kernels::Result<()>,
 ) -> Result<Tensor> {
     let guards: Vec<_> = inputs.iter().map(|x| x.storage_and_layout()).collect();
-    let buffers = guards.iter().map(|(storage, layout)| match &**storage {
-        Storage::Cpu(CpuStorage::F32(data)) => Ok((Values::F32(data), *layout)),
-        Storage::Cpu(CpuStorage::BF16(data)) => Ok((Values::Bf16(data), *layout)),
-        other => bail!("no kernel reads {:?} on {:?}", other.dtype(), other.device().location()),
-    });
+    let buffers = guards.iter().map(|(storage, layout)| Ok((values(storage)?, *layout)));
     let buffers = buffers.collect::<Result<Vec<_>>>()?;
     match dtype {
         DType::F32 => {
@@ -103,6 +107,14 @@ fn run(
             Tensor::from_vec(out, &shape, &Device::Cpu)
         }
         other => bail!("no kernel writes {other:?}"),
+    }
+}
+
+fn values(storage: &Storage) -> Result<Values<'_>> {
+    match storage {
+        Storage::Cpu(CpuStorage::F32(data)) => Ok(Values::F32(data)),
+        Storage::Cpu(CpuStorage::BF16(data)) => Ok(Values::Bf16(data)),
+        other => bail!("no kernel reads {:?} on {:?}", other.dtype(), other.device().location()),
     }
 }
 

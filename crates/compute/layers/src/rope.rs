@@ -112,6 +112,9 @@ pub(crate) fn in_place(
     norm: Option<&RmsNorm>,
     rope: Option<&RopeTable>,
 ) -> kernels::Result<()> {
+    if norm.is_none() && rope.is_none() {
+        return Ok(());
+    }
     let norm = norm.map(|norm| HeadNorm { weight: norm.weight(), eps: norm.eps() });
     kernels::rope::norm_rope(kernels::Ctx::global(), x, heads, norm, rope.map(RopeTable::kernel))
 }

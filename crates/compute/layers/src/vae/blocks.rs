@@ -1,11 +1,10 @@
 //! Blocks that encoder and decoder share.
 
-use candle_core::Tensor;
 use runtime_base::CancelFlag;
 use weights::Weights;
 
 use super::VaeConfig;
-use crate::{Activation, Conv2d, GroupNorm, HeadGeometry, Linear, Mask, QkvHeads, Result, attention};
+use crate::{Activation, Conv2d, ConvKind, GroupNorm, HeadGeometry, Linear, Maps, Mask, QkvHeads, Result, attention};
 
 /// Epsilon of every group norm of these networks.
 pub(super) const EPS: f64 = 1e-6;
@@ -21,23 +20,25 @@ pub(super) struct ResnetBlock {
 
 impl ResnetBlock {
     pub(super) fn new(weights: &Weights, inputs: usize, outputs: usize, groups: usize) -> weights::Result<Self> {
-        let shortcut = || Conv2d::same(&weights.pp("conv_shortcut"), inputs, outputs, 1);
+        let shortcut = || Conv2d::new(&weights.pp("conv_shortcut"), inputs, outputs, ConvKind::Same(1));
         Ok(Self {
             norm1: GroupNorm::new(&weights.pp("norm1"), groups, inputs, EPS)?,
-            conv1: Conv2d::same(&weights.pp("conv1"), inputs, outputs, 3)?,
+            conv1: Conv2d::new(&weights.pp("conv1"), inputs, outputs, ConvKind::Same(3))?,
             norm2: GroupNorm::new(&weights.pp("norm2"), groups, outputs, EPS)?,
-            conv2: Conv2d::same(&weights.pp("conv2"), outputs, outputs, 3)?,
+            conv2: Conv2d::new(&weights.pp("conv2"), outputs, outputs, ConvKind::Same(3))?,
             shortcut: (inputs != outputs).then(shortcut).transpose()?,
         })
     }
 
-    pub(super) fn forward(&self, x: &Tensor, cancel: &CancelFlag) -> Result<Tensor> {
+    pub(super) fn forward(&self, x: &Maps, cancel: &CancelFlag) -> Result<Maps> {
         cancel.check()?;
         let h = self.conv1.forward(&self.norm1.forward(x, Some(Activation::Silu))?)?;
         cancel.check()?;
-        let h = self.conv2.forward(&self.norm2.forward(&h, Some(Activation::Silu))?)?;
-        let x = self.shortcut.as_ref().map_or(Ok(x.clone()), |conv| conv.forward(x))?;
-        Ok((x + h)?)
+        let h = self.norm2.forward(&h, Some(Activation::Silu))?;
+        Ok(match &self.shortcut {
+            Some(conv) => self.conv2.forward_onto(&h, &conv.forward(x)?)?,
+            None => self.conv2.forward_onto(&h, x)?,
+        })
     }
 }
 
@@ -61,14 +62,15 @@ impl AttentionBlock {
         })
     }
 
-    fn forward(&self, x: &Tensor, cancel: &CancelFlag) -> Result<Tensor> {
+    fn forward(&self, x: &Maps, cancel: &CancelFlag) -> Result<Maps> {
         cancel.check()?;
-        let (batch, channels, height, width) = x.dims4()?;
-        let tokens = self.norm.forward(x, None)?.flatten_from(2)?.transpose(1, 2)?.contiguous()?;
+        // (batch, channels, height, width) to (batch, tokens, channels) and back
+        let tokens = self.norm.forward(x, None)?.to_tensor()?.flatten_from(2)?.transpose(1, 2)?.contiguous()?;
         let [q, k, v] = self.qkv.forward(&tokens, None)?;
         let h = attention(&q, &k, &v, 1.0 / (self.channels as f32).sqrt(), Mask::None)?;
         let h = self.out.forward(&h.flatten_from(2)?)?;
-        Ok((x + h.transpose(1, 2)?.reshape((batch, channels, height, width))?)?)
+        let h = h.transpose(1, 2)?.reshape(&x.dims()?[..])?;
+        Ok(x.like(&(x.to_tensor()? + h)?)?)
     }
 }
 
@@ -86,7 +88,7 @@ impl MidBlock {
         Ok(Self { first: resnet(0)?, attention: config.mid_attention.then(attention).transpose()?, second: resnet(1)? })
     }
 
-    pub(super) fn forward(&self, x: &Tensor, cancel: &CancelFlag) -> Result<Tensor> {
+    pub(super) fn forward(&self, x: &Maps, cancel: &CancelFlag) -> Result<Maps> {
         let mut x = self.first.forward(x, cancel)?;
         if let Some(attention) = &self.attention {
             x = attention.forward(&x, cancel)?;

@@ -1,12 +1,11 @@
 //! Latents to pictures.
 
-use candle_core::Tensor;
 use runtime_base::CancelFlag;
 use weights::Weights;
 
 use super::VaeConfig;
 use super::blocks::{EPS, MidBlock, ResnetBlock};
-use crate::{Activation, Conv2d, GroupNorm, Result, upsample_nearest_2x};
+use crate::{Activation, Conv2d, ConvKind, GroupNorm, Maps, Result};
 
 struct UpBlock {
     resnets: Vec<ResnetBlock>,
@@ -25,7 +24,7 @@ impl Decoder {
     pub(super) fn new(weights: &Weights, config: &VaeConfig) -> weights::Result<Self> {
         let (channels, groups) = (&config.block_out_channels, config.norm_groups);
         let mut width = channels[channels.len() - 1];
-        let conv_in = Conv2d::same(&weights.pp("conv_in"), config.latent_channels, width, 3)?;
+        let conv_in = Conv2d::new(&weights.pp("conv_in"), config.latent_channels, width, ConvKind::Same(3))?;
         let mid = MidBlock::new(&weights.pp("mid_block"), width, config)?;
         let mut up = Vec::new();
         for (level, &outputs) in channels.iter().rev().enumerate() {
@@ -35,7 +34,7 @@ impl Decoder {
                 resnets.push(ResnetBlock::new(&block.pp("resnets").pp(i), width, outputs, groups)?);
                 width = outputs;
             }
-            let smooth = || Conv2d::same(&block.pp("upsamplers.0.conv"), width, width, 3);
+            let smooth = || Conv2d::new(&block.pp("upsamplers.0.conv"), width, width, ConvKind::Double);
             let upsample = (level + 1 < channels.len()).then(smooth).transpose()?;
             up.push(UpBlock { resnets, upsample });
         }
@@ -44,12 +43,12 @@ impl Decoder {
             mid,
             up,
             norm_out: GroupNorm::new(&weights.pp("conv_norm_out"), groups, width, EPS)?,
-            conv_out: Conv2d::same(&weights.pp("conv_out"), width, config.out_channels, 3)?,
+            conv_out: Conv2d::new(&weights.pp("conv_out"), width, config.out_channels, ConvKind::Same(3))?,
         })
     }
 
     /// `(batch, latent_channels, height, width)` to `(batch, 3, factor height, factor width)`.
-    pub(super) fn forward(&self, latents: &Tensor, cancel: &CancelFlag) -> Result<Tensor> {
+    pub(super) fn forward(&self, latents: &Maps, cancel: &CancelFlag) -> Result<Maps> {
         let x = self.conv_in.forward(latents)?;
         let mut x = self.mid.forward(&x, cancel)?;
         for block in &self.up {
@@ -57,7 +56,7 @@ impl Decoder {
                 x = resnet.forward(&x, cancel)?;
             }
             if let Some(conv) = &block.upsample {
-                x = conv.forward(&upsample_nearest_2x(&x)?)?;
+                x = conv.forward(&x)?;
             }
         }
         Ok(self.conv_out.forward(&self.norm_out.forward(&x, Some(Activation::Silu))?)?)

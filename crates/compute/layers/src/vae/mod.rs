@@ -11,7 +11,7 @@ use candle_core::{D, DType, Tensor};
 use runtime_base::CancelFlag;
 use weights::Weights;
 
-use crate::{Conv2d, Result};
+use crate::{Conv2d, ConvKind, Maps, Result};
 use decoder::Decoder;
 use encoder::Encoder;
 
@@ -41,7 +41,7 @@ impl AutoencoderKl {
     pub fn new(weights: &Weights, config: VaeConfig) -> weights::Result<Self> {
         let latent = config.latent_channels;
         let conv = |there: bool, name: &str, channels| {
-            there.then(|| Conv2d::same(&weights.pp(name), channels, channels, 1)).transpose()
+            there.then(|| Conv2d::new(&weights.pp(name), channels, channels, ConvKind::Same(1))).transpose()
         };
         Ok(Self {
             encoder: config.encoder.then(|| Encoder::new(&weights.pp("encoder"), &config)).transpose()?,
@@ -64,11 +64,11 @@ impl AutoencoderKl {
     /// It was cancelled, or the backend failed.
     pub fn encode(&self, pixels: &Tensor, cancel: &CancelFlag) -> Result<Option<Moments>> {
         let Some(encoder) = &self.encoder else { return Ok(None) };
-        let mut moments = encoder.forward(pixels, cancel)?;
+        let mut moments = encoder.forward(&Maps::from_tensor(pixels)?, cancel)?;
         if let Some(quant) = &self.quant {
             moments = quant.forward(&moments)?;
         }
-        let moments = moments.to_dtype(DType::F32)?.chunk(2, D::Minus(3))?;
+        let moments = moments.to_tensor()?.to_dtype(DType::F32)?.chunk(2, D::Minus(3))?;
         Ok(Some(Moments { mean: moments[0].contiguous()?, log_variance: moments[1].clamp(-30f32, 20f32)? }))
     }
 
@@ -78,9 +78,10 @@ impl AutoencoderKl {
     /// # Errors
     /// It was cancelled, or the backend failed.
     pub fn decode(&self, latents: &Tensor, cancel: &CancelFlag) -> Result<Tensor> {
-        match &self.post_quant {
-            Some(conv) => self.decoder.forward(&conv.forward(latents)?, cancel),
-            None => self.decoder.forward(latents, cancel),
+        let mut latents = Maps::from_tensor(latents)?;
+        if let Some(conv) = &self.post_quant {
+            latents = conv.forward(&latents)?;
         }
+        Ok(self.decoder.forward(&latents, cancel)?.to_tensor()?)
     }
 }
