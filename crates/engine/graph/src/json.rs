@@ -166,7 +166,7 @@ fn enclosing_node(document: &Value, path: &[Segment]) -> Option<String> {
 }
 
 /// What a JSON value is called in messages.
-pub(crate) fn type_name(value: &Value) -> &'static str {
+pub fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

@@ -109,8 +109,8 @@ impl NodeRegistry {
 fn check(descriptor: &NodeDescriptor) -> Result<(), String> {
     let name = &descriptor.node_type;
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_./".contains(&byte);
-    if name.split('/').count() < 2 || name.split('/').any(str::is_empty) || !name.bytes().all(plain) {
-        return Err("a type is group/name in lower case letters, digits, '-', '_' and '.'".to_owned());
+    if name.split('/').any(str::is_empty) || !name.bytes().all(plain) {
+        return Err("a type is name or group/name in lower case letters, digits, '-', '_' and '.'".to_owned());
     }
     if descriptor.title.is_empty() {
         return Err("the title is empty".to_owned());
@@ -168,9 +168,10 @@ mod tests {
     #[test]
     fn types_come_in_order() {
         let registry =
-            NodeRegistry::new(["b/x", "a/y", "a/x"].map(|node_type| NodeDescriptor::new(node_type, "T"))).unwrap();
+            NodeRegistry::new(["sample", "b/x", "a/y", "a/x"].map(|node_type| NodeDescriptor::new(node_type, "T")))
+                .unwrap();
         let types: Vec<_> = registry.iter().map(|descriptor| descriptor.node_type.as_str()).collect();
-        assert_eq!(types, ["a/x", "a/y", "b/x"]);
+        assert_eq!(types, ["a/x", "a/y", "b/x", "sample"]);
     }
 
     #[test]
@@ -207,7 +208,7 @@ mod tests {
             RegistryError::DuplicateType("a/x".to_owned())
         );
         let bad = [
-            node("painter"),
+            node(""),
             node("a/"),
             node("A/x"),
             node("a/x y"),
