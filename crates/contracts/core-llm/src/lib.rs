@@ -1,1 +1,20 @@
-//! The text contract: requests, stream events, descriptors and registries. No tensor library.
+//! The text contract of the inference runtime: requests and streams, descriptors, and the registries that a bundle composes.
+//!
+//! There is no tensor library below this crate. All traits are object-safe, blocking and `Send + Sync`.
+
+mod descriptor;
+mod load;
+mod message;
+mod preparer;
+mod registry;
+mod request;
+mod stream;
+
+pub use descriptor::{DescriptorProblem, TextCapabilities, TextLlmDescriptor};
+pub use load::LoadSpec;
+pub use message::{ContentPart, Message, MessageRole, Picture, ToolCall};
+pub use preparer::{PrepareSpec, PreparerEntry, SnapshotPreparer, SnapshotPreparerRegistry};
+pub use registry::{TextLlm, TextLlmEntry, TextLlmRegistry};
+pub use request::{Constraint, SamplingParams, TextLlmRequest, Thinking};
+pub use runtime_base::{CancelFlag, Error, Precision, Quant, Result, WeightsSource};
+pub use stream::{Channel, FinishReason, StreamEvent, TextLlmOutput, Usage};

@@ -1,0 +1,89 @@
+//! Turning downloaded files into snapshots that load fast.
+
+use crate::{Error, Quant, Result};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What to make of what.
+#[derive(Debug, Clone)]
+pub struct PrepareSpec {
+    /// A file or folder with the weights.
+    pub source: PathBuf,
+    /// The folder to be made; it must not exist.
+    pub destination: PathBuf,
+    /// Quantization of the big weights.
+    pub quant: Option<Quant>,
+}
+
+impl PrepareSpec {
+    /// A snapshot without quantization.
+    pub fn dense(source: impl Into<PathBuf>, destination: impl Into<PathBuf>) -> Self {
+        Self { source: source.into(), destination: destination.into(), quant: None }
+    }
+
+    /// A quantized snapshot.
+    pub fn quantized(source: impl Into<PathBuf>, destination: impl Into<PathBuf>, quant: Quant) -> Self {
+        Self { quant: Some(quant), ..Self::dense(source, destination) }
+    }
+}
+
+/// Makes snapshots.
+pub trait SnapshotPreparer: Send + Sync {
+    /// Makes the snapshot, whole or not at all.
+    ///
+    /// # Errors
+    /// The source can't be used, the destination exists, or writing failed; nothing is left behind then.
+    fn prepare(&self, spec: &PrepareSpec) -> Result<()>;
+}
+
+/// A preparer and the backend whose snapshots it makes.
+pub struct PreparerEntry {
+    /// The tensor backend.
+    pub backend: String,
+    /// The preparer.
+    pub preparer: Box<dyn SnapshotPreparer>,
+}
+
+/// Preparers by backend.
+#[derive(Default)]
+pub struct SnapshotPreparerRegistry {
+    preparers: BTreeMap<String, Box<dyn SnapshotPreparer>>,
+}
+
+impl SnapshotPreparerRegistry {
+    /// An empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a preparer.
+    ///
+    /// # Errors
+    /// The backend has one already.
+    pub fn register(mut self, entry: PreparerEntry) -> Result<Self> {
+        let backend = entry.backend;
+        match self.preparers.insert(backend.clone(), entry.preparer) {
+            None => Ok(self),
+            Some(_) => Err(Error::Unsupported(format!("the backend '{backend}' has two snapshot preparers"))),
+        }
+    }
+
+    /// Backends with a preparer, ordered.
+    pub fn backends(&self) -> impl Iterator<Item = &str> {
+        self.preparers.keys().map(String::as_str)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.preparers.is_empty()
+    }
+
+    /// Makes a snapshot with the bundle's preparer.
+    ///
+    /// # Errors
+    /// As [`SnapshotPreparer::prepare`], and when there is no preparer.
+    pub fn prepare_snapshot(&self, spec: &PrepareSpec) -> Result<()> {
+        let preparer = self.preparers.values().next();
+        preparer.ok_or_else(|| Error::Unsupported("this build has no snapshot preparer".into()))?.prepare(spec)
+    }
+}
