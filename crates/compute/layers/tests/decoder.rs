@@ -1,5 +1,7 @@
 //! The decoder against transformers, and tokenizer and template against the reference's.
 
+#![allow(clippy::unwrap_used)] // a test fails where a value is missing
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

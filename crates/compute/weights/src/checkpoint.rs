@@ -146,6 +146,11 @@ impl Checkpoint {
         self.shards.first().map_or(Path::new(""), |shard| &shard.path)
     }
 
+    /// Every file.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.path.as_path())
+    }
+
     /// Names on disk, ordered.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)

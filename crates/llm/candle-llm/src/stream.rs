@@ -1,0 +1,234 @@
+//! From tokens to text that can be shown: whole characters, thinking apart, and nothing of a stop text.
+
+use core_llm::{Channel, Result, StreamEvent};
+use layers::text::Tokenizer;
+
+const OPEN: &str = "<think>";
+const CLOSE: &str = "</think>";
+
+/// Turns tokens into text as soon as the text can't change any more.
+pub(crate) struct Detokenizer<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    /// Tokens before this are needed only as context of the next.
+    context: usize,
+    /// Tokens before this have been given out.
+    given: usize,
+}
+
+impl<'a> Detokenizer<'a> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer, tokens: Vec::new(), context: 0, given: 0 }
+    }
+
+    /// Adds a token and gives the text that is now certain, perhaps none.
+    pub(crate) fn push(&mut self, token: u32) -> Result<String> {
+        self.tokens.push(token);
+        let text = self.pending()?;
+        // A character that is not whole yet decodes to the replacement character.
+        if text.ends_with('\u{fffd}') {
+            return Ok(String::new());
+        }
+        self.context = self.given;
+        self.given = self.tokens.len();
+        Ok(text)
+    }
+
+    /// What is left, complete or not.
+    pub(crate) fn finish(&mut self) -> Result<String> {
+        let text = self.pending()?;
+        self.given = self.tokens.len();
+        Ok(text)
+    }
+
+    fn pending(&self) -> Result<String> {
+        let before = self.tokenizer.decode(&self.tokens[self.context..self.given], true)?;
+        let all = self.tokenizer.decode(&self.tokens[self.context..], true)?;
+        Ok(all.strip_prefix(before.as_str()).unwrap_or(&all).to_owned())
+    }
+}
+
+/// Splits text into channels and watches for stop texts.
+pub(crate) struct Splitter {
+    stops: Vec<String>,
+    channel: Channel,
+    /// Text that may still turn out to be the beginning of a tag or stop text.
+    held: String,
+    /// Whether a thinking tag may still open: only before any other text.
+    may_open: bool,
+    /// Right after a tag, whose line breaks belong to neither side.
+    after_tag: bool,
+    pub(crate) content: String,
+    pub(crate) thinking: String,
+}
+
+impl Splitter {
+    /// `thinking` if the prompt already ends inside a thought.
+    pub(crate) fn new(stops: Vec<String>, thinking: bool) -> Self {
+        let channel = if thinking { Channel::Thinking } else { Channel::Content };
+        Self {
+            stops,
+            channel,
+            held: String::new(),
+            may_open: !thinking,
+            after_tag: thinking,
+            content: String::new(),
+            thinking: String::new(),
+        }
+    }
+
+    /// Adds text; true when a stop text was reached, after which nothing more may be added.
+    pub(crate) fn push(&mut self, text: &str, on_event: &mut dyn FnMut(StreamEvent)) -> bool {
+        self.held.push_str(text);
+        loop {
+            if self.after_tag {
+                self.held = self.held.trim_start_matches('\n').to_owned();
+                self.after_tag = self.held.is_empty();
+            }
+            match self.next_mark() {
+                Some((at, Mark::Stop)) => {
+                    self.held.truncate(at);
+                    self.release(at, on_event);
+                    return true;
+                }
+                Some((at, Mark::Tag(tag))) => {
+                    self.release(at, on_event);
+                    self.held.drain(..tag.len());
+                    self.channel = if tag == OPEN { Channel::Thinking } else { Channel::Content };
+                    self.may_open = false;
+                    self.after_tag = true;
+                }
+                None => {
+                    let certain = self.held.len() - self.uncertain();
+                    self.release(certain, on_event);
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Gives out what was held back.
+    pub(crate) fn finish(&mut self, on_event: &mut dyn FnMut(StreamEvent)) {
+        self.release(self.held.len(), on_event);
+    }
+
+    fn tag(&self) -> Option<&'static str> {
+        match self.channel {
+            Channel::Thinking => Some(CLOSE),
+            Channel::Content => self.may_open.then_some(OPEN),
+        }
+    }
+
+    /// The earliest tag or stop text in the held text. Stop texts count in the answer only.
+    fn next_mark(&self) -> Option<(usize, Mark)> {
+        let tag = self.tag().and_then(|tag| {
+            let at = self.held.find(tag)?;
+            (tag == CLOSE || self.held[..at].trim().is_empty()).then_some((at, Mark::Tag(tag)))
+        });
+        let stops = self.stops.iter().filter(|_| self.channel == Channel::Content);
+        let stop = stops.filter_map(|stop| self.held.find(stop.as_str())).min().map(|at| (at, Mark::Stop));
+        match (tag, stop) {
+            (Some(tag), Some(stop)) => Some(if tag.0 <= stop.0 { tag } else { stop }),
+            (tag, stop) => tag.or(stop),
+        }
+    }
+
+    /// Bytes at the end of the held text that may be the beginning of a mark.
+    fn uncertain(&self) -> usize {
+        let stops = self.stops.iter().map(String::as_str).filter(|_| self.channel == Channel::Content);
+        let marks = stops.chain(self.tag());
+        marks.map(|mark| overlap(&self.held, mark)).max().unwrap_or(0)
+    }
+
+    fn release(&mut self, bytes: usize, on_event: &mut dyn FnMut(StreamEvent)) {
+        let text: String = self.held.drain(..bytes).collect();
+        if text.is_empty() {
+            return;
+        }
+        if !text.trim().is_empty() {
+            self.may_open = false;
+        }
+        match self.channel {
+            Channel::Content => self.content.push_str(&text),
+            Channel::Thinking => self.thinking.push_str(&text),
+        }
+        on_event(StreamEvent::Token { text, channel: self.channel });
+    }
+}
+
+enum Mark {
+    Tag(&'static str),
+    Stop,
+}
+
+/// Length of the longest end of `text` that begins `mark`.
+fn overlap(text: &str, mark: &str) -> usize {
+    let ends = (1..mark.len()).rev().filter(|n| mark.is_char_boundary(*n));
+    ends.into_iter().find(|n| text.ends_with(&mark[..*n])).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds `text` in pieces of `size` characters; gives content, thinking, whether it stopped, and the streamed content.
+    fn split(text: &str, stops: &[&str], size: usize) -> (String, String, bool, String) {
+        let mut splitter = Splitter::new(stops.iter().map(|s| s.to_string()).collect(), false);
+        let mut streamed = String::new();
+        let mut on_event = |event| {
+            if let StreamEvent::Token { text, channel: Channel::Content } = event {
+                streamed.push_str(&text);
+            }
+        };
+        let characters: Vec<char> = text.chars().collect();
+        let mut stopped = false;
+        for piece in characters.chunks(size) {
+            if splitter.push(&piece.iter().collect::<String>(), &mut on_event) {
+                stopped = true;
+                break;
+            }
+        }
+        if !stopped {
+            splitter.finish(&mut on_event);
+        }
+        (splitter.content, splitter.thinking, stopped, streamed)
+    }
+
+    #[test]
+    fn a_stop_text_never_leaks_however_it_is_cut() {
+        for size in 1..12 {
+            let (content, _, stopped, streamed) = split("one two END three", &["END", "ENDLESS"], size);
+            assert_eq!(
+                (content.as_str(), stopped, streamed.as_str()),
+                ("one two ", true, "one two "),
+                "pieces of {size}"
+            );
+            let (content, _, stopped, _) = split("one two EN", &["END"], size);
+            assert_eq!((content.as_str(), stopped), ("one two EN", false));
+        }
+    }
+
+    #[test]
+    fn thoughts_are_kept_apart_however_they_are_cut() {
+        for size in 1..30 {
+            let (content, thinking, _, streamed) = split("<think>\nhm END\n</think>\n\nyes", &["END"], size);
+            assert_eq!(
+                (content.as_str(), thinking.as_str(), streamed.as_str()),
+                ("yes", "hm END\n", "yes"),
+                "pieces of {size}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_tag_within_an_answer_is_text() {
+        let (content, thinking, ..) = split("say <think> aloud", &[], 3);
+        assert_eq!((content.as_str(), thinking.as_str()), ("say <think> aloud", ""));
+    }
+
+    #[test]
+    fn many_byte_characters_survive_the_hold_back() {
+        let (content, ..) = split("naïve 🦀🦀 end", &["🦀🦀🦀"], 1);
+        assert_eq!(content, "naïve 🦀🦀 end");
+    }
+}
