@@ -15,7 +15,7 @@
 //! | KSampler; KSamplerAdvanced over all steps | `sample` |
 //! | ModelSamplingAuraFlow, ModelSamplingSD3 | the `shift` of `sample` |
 //! | ConditioningZeroOut | nothing, as the negative of a sampler at cfg 1 |
-//! | VAEDecode, VAEEncode | `vae/decode`, `vae/encode` |
+//! | VAEDecode, VAEEncode, tiled or not | `vae/decode`, `vae/encode` |
 //! | LoadImage | `input/image`, whose asset has to be supplied |
 //! | SaveImage, PreviewImage | targets |
 //! | PrimitiveString and other constants | `input/text`, or the value where it is used |

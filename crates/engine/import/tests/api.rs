@@ -198,6 +198,9 @@ fn what_differs_from_comfyui_is_noted() {
     assert!(has_note(&imported, &["5 (EmptySD3LatentImage)", "batch"]));
     let imported = imported_value(&z_image_with("1", "weight_dtype", "fp8_e4m3fn"));
     assert!(has_note(&imported, &["1 (UNETLoader)", "fp8_e4m3fn", "device policy"]));
+    let mut workflow = z_image();
+    workflow["7"]["class_type"] = json!("VAEDecodeTiled");
+    assert!(has_note(&imported_value(&workflow), &["7 (VAEDecodeTiled)", "tiles"]));
     let imported = imported_value(&z_image_with("6", "sampler_name", "euler_ancestral"));
     assert!(has_note(&imported, &["6 (KSampler)", "noise"]));
 }

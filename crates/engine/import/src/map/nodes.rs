@@ -76,14 +76,7 @@ impl Mapper<'_, '_> {
                 let [picture] = self.wires(node, [("images", PortKind::Image)])?;
                 Ok(Mapped::output(picture))
             }
-            Role::Constant => {
-                let name = crate::classes::find(self.workflow.nodes[node].class).map_or("value", |class| class.widgets[0]);
-                let text = self.text(node, name)?;
-                let source = Node::new(self.id(node), "input/text").param("text", text);
-                let mut mapped = Mapped::new(source, "text", PortKind::Text);
-                mapped.notes.extend(prompt_syntax(text).map(|syntax| self.syntax_note(node, syntax)));
-                Ok(mapped)
-            }
+            Role::Constant => self.constant_text(node),
             // Neither is ever the working end of a link.
             Role::Reroute | Role::Note => Ok(Mapped::default()),
         }
@@ -177,6 +170,15 @@ impl Mapper<'_, '_> {
         let encode = wired(encode, "text_encoder", &encoder).input("prompt", source.id.as_str(), "text");
         let mut mapped = Mapped::new(encode, "conditioning", PortKind::Conditioning);
         mapped.nodes.insert(0, source);
+        mapped.notes.extend(prompt_syntax(text).map(|syntax| self.syntax_note(node, syntax)));
+        Ok(mapped)
+    }
+
+    fn constant_text(&mut self, node: usize) -> Result<Mapped, Fail> {
+        let text = self.workflow.constant(node).and_then(|value| value.as_str());
+        let text = text.ok_or_else(|| Fail::Reason("it holds no text".to_owned()))?;
+        let mut mapped =
+            Mapped::new(Node::new(self.id(node), "input/text").param("text", text), "text", PortKind::Text);
         mapped.notes.extend(prompt_syntax(text).map(|syntax| self.syntax_note(node, syntax)));
         Ok(mapped)
     }
@@ -305,8 +307,12 @@ impl Mapper<'_, '_> {
     fn through_vae(&mut self, node: usize, ours: &str, from: (&str, &str, PortKind)) -> Result<Mapped, Fail> {
         let (theirs, port, kind) = from;
         let [input, vae] = self.wires(node, [(theirs, kind), ("vae", PortKind::Vae)])?;
-        let node = wired(wired(Node::new(self.id(node), ours), "vae", &vae), port, &input);
-        Ok(Mapped { nodes: vec![node], ..Mapped::default() })
+        let mut mapped = Mapped::default();
+        if self.workflow.nodes[node].class.ends_with("Tiled") {
+            mapped.notes.push(format!("{}: the device policy decides whether to work in tiles", self.label(node)));
+        }
+        mapped.nodes.push(wired(wired(Node::new(self.id(node), ours), "vae", &vae), port, &input));
+        Ok(mapped)
     }
 
     fn load_image(&mut self, node: usize) -> Result<Mapped, Fail> {

@@ -139,3 +139,18 @@ pub fn z_image_and(id: &str, class: &str, inputs: Value) -> Value {
     workflow[id] = json!({"class_type": class, "inputs": inputs});
     workflow
 }
+
+/// Text to image in UI format, with a reroute, primitives, notes, a muted and a bypassed node; target "13".
+pub fn ui_fixture() -> Value {
+    serde_json::from_str(include_str!("../fixtures/ui.json")).unwrap()
+}
+
+/// A node of a document in UI format.
+pub fn ui_node(document: &mut Value, id: u64) -> &mut Value {
+    document["nodes"].as_array_mut().unwrap().iter_mut().find(|node| node["id"] == id).unwrap()
+}
+
+/// Text to image within a subgraph; target "57:8".
+pub fn subgraph_fixture() -> Value {
+    serde_json::from_str(include_str!("../fixtures/subgraph.json")).unwrap()
+}
