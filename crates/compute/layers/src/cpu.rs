@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Shape, Storage, Tensor, bail};
 use half::bf16;
 use kernels::{Values, ValuesMut};
+use runtime_base::Precision;
 
 static FALLBACKS: AtomicU64 = AtomicU64::new(0);
 
@@ -13,6 +14,11 @@ static FALLBACKS: AtomicU64 = AtomicU64::new(0);
 /// `kernels` at debug level.
 pub fn fallbacks() -> u64 {
     FALLBACKS.load(Ordering::Relaxed)
+}
+
+/// The number format that this CPU computes best in, for those who weren't told one: f32.
+pub fn best_cpu_precision() -> Precision {
+    Precision::F32
 }
 
 /// Whether kernels exist for tensors of this type on this device.

@@ -30,7 +30,7 @@ pub mod vae;
 pub use activation::Activation;
 pub use attention::{Mask, attention};
 pub use conv::{Conv2d, ConvKind, GroupNorm};
-pub use cpu::fallbacks;
+pub use cpu::{best_cpu_precision, fallbacks};
 pub use embedding::timestep_embedding;
 pub use error::{Error, Result, backend};
 pub use heads::{HeadGeometry, QkvHeads};

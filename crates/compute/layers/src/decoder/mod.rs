@@ -65,7 +65,9 @@ impl Decoder {
                 Some((norm, Linear::new(&weights.pp(head), dim, config.vocabulary, false)?))
             }
         };
-        Ok(Self { embedding: weights.pp("embed_tokens"), layers, output, config })
+        // A flag that stopped this load must not stop later reads.
+        let embedding = weights.clone().with_cancel(&CancelFlag::new()).pp("embed_tokens");
+        Ok(Self { embedding, layers, output, config })
     }
 
     /// The configuration.
