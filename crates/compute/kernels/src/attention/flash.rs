@@ -9,7 +9,7 @@ use crate::transpose::transpose;
 /// Queries of a panel, one lane each.
 pub(super) const QUERIES: usize = 32;
 /// Panels that a block of keys passes before the next one comes.
-const PANELS: usize = 8;
+const PANELS: usize = 16;
 
 /// Rows of a buffer: `count` of `head_dim` elements, `stride` apart.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ pub(super) trait Engine<T>: Sync {
     unsafe fn pack_values(&self, rows: Rows<T>, dim: usize, to: *mut u8);
     unsafe fn pack_queries(&self, rows: Rows<T>, dim: usize, to: *mut u8);
 
-    /// `scores = k q^T`, `[KEYS][QUERIES]`, with as much room again behind it for the weights.
+    /// `scores = k q^T`, `[KEYS][QUERIES]`, with `IN_FRONT` values of room before it for the weights.
     unsafe fn scores(&self, keys: *const u8, queries: *const u8, dim: usize, count: usize, scores: *mut f32);
 
     /// Turns scores into weights `exp(scale * score - maximum)`, in the form that `values` reads, and brings the state up
@@ -68,6 +68,37 @@ pub(super) trait Engine<T>: Sync {
 
     /// Multiplies the sums of each query by its factor.
     unsafe fn rescale(&self, sums: *mut f32, dim: usize, factors: &[f32; QUERIES]);
+
+    /// Whether `pass` serves this many keys of a block of which nothing is hidden.
+    fn has_pass(&self, _count: usize) -> bool {
+        false
+    }
+
+    /// All of the above for every panel of a round, where nothing is hidden: products and softmax may overlap then.
+    unsafe fn pass(&self, _pass: Pass<'_>) {}
+}
+
+/// Room in front of the scores.
+pub(super) const IN_FRONT: usize = 512;
+
+/// A block of keys and the panels that it meets. Sizes between panels are in elements, those of queries in bytes.
+pub(super) struct Pass<'a> {
+    pub(super) keys: *const u8,
+    pub(super) values: *const u8,
+    /// The block that comes after this one, if there is one.
+    pub(super) next: *const u8,
+    pub(super) queries: *const u8,
+    pub(super) query_bytes: usize,
+    pub(super) sums: *mut f32,
+    pub(super) sum_len: usize,
+    /// Two buffers of scores, each with its room in front, `buffer` apart.
+    pub(super) scores: *mut f32,
+    pub(super) buffer: usize,
+    pub(super) states: &'a mut [State],
+    pub(super) count: usize,
+    pub(super) dim: usize,
+    pub(super) scale: f32,
+    pub(super) first: bool,
 }
 
 pub(super) fn run<T: Element, O: Element, E: Engine<T>>(ctx: &Ctx, engine: &E, work: &Work<'_, T, O>) {
@@ -134,8 +165,10 @@ impl<'a, T: Element, O: Element, E: Engine<T>> Head<'a, T, O, E> {
         let (query_bytes, sum_len) = (engine.query_bytes(dim), engine.sum_rows(dim) * QUERIES);
         let mut packed = Scratch::take(panels * query_bytes);
         let mut sums = Scratch::of::<f32>(panels * sum_len);
-        let mut scores = Scratch::of::<f32>(2 * E::KEYS * QUERIES);
-        let (packed, sums, scores) = (packed.ptr::<u8>(), sums.ptr::<f32>(), scores.ptr::<f32>());
+        let buffer = IN_FRONT + E::KEYS * QUERIES;
+        let mut scores = Scratch::of::<f32>(2 * buffer);
+        let (packed, sums, scores) =
+            (packed.ptr::<u8>(), sums.ptr::<f32>(), scores.ptr::<f32>().wrapping_add(IN_FRONT));
         let mut states: [State; PANELS] =
             std::array::from_fn(|_| State { maxima: [LOWEST; QUERIES], sums: [0.0; QUERIES], factors: [1.0; QUERIES] });
         for panel in 0..panels {
@@ -155,6 +188,30 @@ impl<'a, T: Element, O: Element, E: Engine<T>> Head<'a, T, O, E> {
             let _entered = engine.enter();
             for (block, start) in (0..keys).step_by(E::KEYS).enumerate() {
                 let count = E::KEYS.min(keys - start);
+                // SAFETY: blocks, panels and sums were sized above.
+                let block = unsafe { self.packed.start().add(block * block_bytes) };
+                let hidden = shape.mask.is_some() || work.visible_keys(first) < start + count;
+                if !hidden && engine.has_pass(count) {
+                    let pass = Pass {
+                        keys: block,
+                        values: block.wrapping_add(key_bytes),
+                        next: block.wrapping_add(block_bytes),
+                        queries: packed,
+                        query_bytes,
+                        sums,
+                        sum_len,
+                        scores,
+                        buffer,
+                        states: &mut states[..panels],
+                        count,
+                        dim,
+                        scale: shape.scale,
+                        first: start == 0,
+                    };
+                    // SAFETY: as above.
+                    unsafe { engine.pass(pass) };
+                    continue;
+                }
                 for (panel, state) in states.iter_mut().enumerate().take(panels) {
                     let query = first + panel * QUERIES;
                     let last = (query + QUERIES).min(shape.queries) - 1;
@@ -163,7 +220,6 @@ impl<'a, T: Element, O: Element, E: Engine<T>> Head<'a, T, O, E> {
                     }
                     // SAFETY: blocks, panels and sums were sized above.
                     unsafe {
-                        let block = self.packed.start().add(block * block_bytes);
                         let sums = sums.add(panel * sum_len);
                         engine.scores(block, packed.add(panel * query_bytes), dim, count, scores);
                         self.hide(head, query, start, count, scores);

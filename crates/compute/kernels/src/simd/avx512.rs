@@ -129,13 +129,9 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     unsafe fn store_bf16_pairs(first: Self, second: Self, to: *mut bf16) {
-        // Weights are finite, so rounding needs no care for NaN here.
+        // The trait asks for finite values only, and allows ties to go up.
         unsafe {
-            let round = |x: __m512| {
-                let bits = _mm512_castps_si512(x);
-                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-                _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
-            };
+            let round = |x: __m512| _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
             let low = _mm512_srli_epi32::<16>(round(first.0));
             let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, low, round(second.0));
             _mm512_storeu_si512(to.cast(), pairs);

@@ -105,7 +105,7 @@ pub(crate) trait Simd: Copy {
         }
     }
 
-    /// Alternately, rounded to nearest even.
+    /// Finite values, alternately, rounded to nearest, with ties either way.
     #[inline(always)]
     unsafe fn store_bf16_pairs(first: Self, second: Self, to: *mut bf16) {
         let mut lanes = [[bf16::ZERO; MAX_LANES]; 2];
