@@ -54,8 +54,9 @@ impl Decoder {
             Part::Whole => config.layers,
             Part::Layers(count) => count.min(config.layers),
         };
-        let layer = |index| DecoderLayer::new(&weights.pp("layers").pp(index), &config);
-        let layers = (0..count).map(layer).collect::<weights::Result<Vec<_>>>()?;
+        let windows = config.windows.iter().copied().chain(std::iter::repeat(None));
+        let layer = |(index, window)| DecoderLayer::new(&weights.pp("layers").pp(index), &config, window);
+        let layers = (0..count).zip(windows).map(layer).collect::<weights::Result<Vec<_>>>()?;
         let output = match part {
             Part::Layers(_) => None,
             Part::Whole => {
@@ -124,7 +125,7 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    fn new(weights: &Weights, config: &DecoderConfig) -> weights::Result<Self> {
+    fn new(weights: &Weights, config: &DecoderConfig, window: Option<usize>) -> weights::Result<Self> {
         let geometry @ HeadGeometry { dim, heads, head_dim, .. } = config.heads;
         let attention = weights.pp("self_attn");
         let norm = |weights: &Weights, dim| RmsNorm::new(weights, dim, config.rms_eps);
@@ -142,7 +143,7 @@ impl DecoderLayer {
             mlp_norm: norm(&weights.pp("post_attention_layernorm"), dim)?,
             mlp: GatedMlp::new(&gate, &up, &down, [dim, config.ffn], Activation::Silu)?,
             geometry,
-            window: config.window,
+            window,
         })
     }
 
