@@ -1,6 +1,6 @@
 //! What a language model is and can.
 
-use crate::{Error, Quant, Result, TextLlmRequest};
+use crate::{DescriptorProblem, Error, Quant, Result, TextLlmRequest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -34,16 +34,6 @@ pub struct TextLlmDescriptor {
     pub model_types: Vec<String>,
     /// What it supports.
     pub capabilities: TextCapabilities,
-}
-
-/// Why a descriptor is not well-formed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("descriptor '{id}': {problem}")]
-pub struct DescriptorProblem {
-    /// The descriptor.
-    pub id: String,
-    /// What is wrong.
-    pub problem: String,
 }
 
 impl TextLlmDescriptor {
@@ -103,7 +93,7 @@ impl TextLlmDescriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Constraint, ContentPart, Message, MessageRole, Picture};
+    use crate::{Constraint, ContentPart, Image, Message, MessageRole};
 
     fn descriptor() -> TextLlmDescriptor {
         TextLlmDescriptor {
@@ -127,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
-        let picture = ContentPart::Image(Picture { width: 1, height: 1, pixels: [0u8; 3].into() });
+        let picture = ContentPart::Image(Image::new(1, 1, vec![0; 3]).unwrap().into());
         assert_eq!(refused_field(|r| r.messages[0].content.push(picture)), "messages");
         assert_eq!(refused_field(|r| r.tools.push(serde_json::json!({}))), "tools");
         assert_eq!(

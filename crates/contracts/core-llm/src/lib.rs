@@ -10,11 +10,11 @@ mod registry;
 mod request;
 mod stream;
 
-pub use descriptor::{DescriptorProblem, TextCapabilities, TextLlmDescriptor};
+pub use descriptor::{TextCapabilities, TextLlmDescriptor};
 pub use load::LoadSpec;
-pub use message::{ContentPart, Message, MessageRole, Picture, ToolCall};
+pub use message::{ContentPart, Message, MessageRole, ToolCall};
 pub use preparer::{PrepareSpec, PreparerEntry, SnapshotPreparer, SnapshotPreparerRegistry};
 pub use registry::{TextLlm, TextLlmEntry, TextLlmRegistry};
 pub use request::{Constraint, SamplingParams, TextLlmRequest, Thinking};
-pub use runtime_base::{CancelFlag, Error, Precision, Quant, Result, WeightsSource};
+pub use runtime_base::{CancelFlag, DescriptorProblem, Error, Image, Precision, Quant, Result, WeightsSource};
 pub use stream::{Channel, FinishReason, StreamEvent, TextLlmOutput, Usage};

@@ -1,5 +1,6 @@
 //! Messages of a conversation.
 
+use crate::Image;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -14,26 +15,15 @@ pub enum MessageRole {
     Tool,
 }
 
-/// Packed RGB8 pixels of a picture, `width * height * 3` bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Picture {
-    /// Width in pixels.
-    pub width: u32,
-    /// Height in pixels.
-    pub height: u32,
-    /// The bytes.
-    pub pixels: Arc<[u8]>,
-}
-
 /// A part of a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ContentPart {
     /// Text.
     Text(String),
     /// A picture.
-    Image(Picture),
+    Image(Arc<Image>),
     /// The frames of a clip.
-    Video(Vec<Picture>),
+    Video(Vec<Arc<Image>>),
 }
 
 /// A call that the model wants made.

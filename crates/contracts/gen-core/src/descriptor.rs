@@ -1,6 +1,6 @@
 //! What a model is and what it can take.
 
-use crate::{ConditioningInput, Error, GenerationRequest, Quant, Result, Role};
+use crate::{ConditioningInput, DescriptorProblem, Error, GenerationRequest, Quant, Result, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -133,16 +133,6 @@ pub struct ModelDescriptor {
     pub capabilities: Capabilities,
     /// Components without which it can't be loaded.
     pub required_components: Vec<Role>,
-}
-
-/// Why a descriptor is not well-formed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("descriptor '{id}': {problem}")]
-pub struct DescriptorProblem {
-    /// The descriptor.
-    pub id: String,
-    /// What is wrong.
-    pub problem: String,
 }
 
 fn is_identifier(text: &str) -> bool {

@@ -19,16 +19,18 @@ pub use component::{
     PreviewProjection, ScheduleRecipe, StepContext, TextEncoder, Vae,
 };
 pub use descriptor::{
-    AdapterKind, Capabilities, ConditioningKind, DescriptorProblem, KNOWN_GUIDANCE_METHODS, KNOWN_SAMPLERS,
-    KNOWN_SCHEDULERS, Modality, ModelDescriptor, ProviderKind, SizeRule,
+    AdapterKind, Capabilities, ConditioningKind, KNOWN_GUIDANCE_METHODS, KNOWN_SAMPLERS, KNOWN_SCHEDULERS, Modality,
+    ModelDescriptor, ProviderKind, SizeRule,
 };
 pub use generator::{
     CaptionRequest, Captioner, Generator, ImageEmbedder, TextEmbedder, TrainRequest, Trainer, TrainingOutput,
     Transform, TransformRequest,
 };
 pub use load::{AdapterSpec, ComponentFootprint, Footprint, LoadSpec};
-pub use media::{AudioTrack, GenerationOutput, Image};
+pub use media::{AudioTrack, GenerationOutput};
 pub use progress::Progress;
 pub use registry::{GeneratorEntry, ProviderRegistry, ProviderRegistryBuilder, TypedEntry};
 pub use request::{ConditioningInput, ControlKind, GenerationRequest};
-pub use runtime_base::{CancelFlag, Error, OffloadPolicy, Precision, Quant, Result, Role, WeightsSource};
+pub use runtime_base::{
+    CancelFlag, DescriptorProblem, Error, Image, OffloadPolicy, Precision, Quant, Result, Role, WeightsSource,
+};
