@@ -45,7 +45,78 @@
 //! # }
 //! ```
 //!
-//! Several weights on one input (q, k, v) are one layer: push their rows one after the other.
+//! Several weights on one input (q, k, v) are one layer: push their rows one after the other. Weights are kept as
+//! [`linear::WeightFormat`] says: f32, bf16, int8 (rounded as they are pushed), or blocks of a GGUF file, which
+//! [`PackedLinearBuilder::push_blocks`](linear::PackedLinearBuilder::push_blocks) takes as they are in the file.
+//! [`PackedLinear::copy_row`](linear::PackedLinear::copy_row) reads a row back, for embeddings tied to an output layer.
+//!
+//! # Attention, norms, rotary embedding
+//!
+//! ```
+//! use kernels::attention::{Attention, View};
+//! use kernels::norm::Norm;
+//! use kernels::rope::{HeadNorm, Heads, Rope, RopeStyle, norm_rope};
+//! # fn main() -> kernels::Result<()> {
+//! let ctx = kernels::Ctx::global();
+//! let (tokens, heads, head_dim) = (5, 2, 8);
+//! let dim = heads * head_dim;
+//!
+//! let mut x = vec![2f32; tokens * dim];
+//! Norm::rms(1e-6).weight(&vec![1f32; dim]).in_place(ctx, (&mut x).into(), dim)?;
+//!
+//! // One buffer of (tokens, 3, heads, head_dim) as a fused layer writes it; q is normalised and rotated within it.
+//! let mut qkv: Vec<f32> = (0..3).flat_map(|_| x.clone()).collect();
+//! let q = Heads { rows: tokens, heads, head_dim, row_stride: 3 * dim, offset: 0 };
+//! let (cos, sin) = (vec![1f32; tokens * head_dim / 2], vec![0f32; tokens * head_dim / 2]);
+//! let style = RopeStyle::Interleaved;
+//! let rope = Rope { cos: &cos, sin: &sin, positions: tokens, rotated: head_dim, style };
+//! let norm = HeadNorm { weight: &vec![1f32; head_dim], eps: 1e-6 };
+//! norm_rope(ctx, (&mut qkv).into(), q, Some(norm), Some(rope))?;
+//!
+//! // Attention reads q, k and v where they are; strides say how.
+//! let view = |part: usize| View { offset: part * dim, batch: 0, head: head_dim, token: 3 * dim };
+//! let mut out = vec![0f32; tokens * dim];
+//! let to = View::tokens_first(heads, tokens, head_dim);
+//! let from = |part| ((&qkv).into(), view(part));
+//! Attention::full(1, heads, tokens, head_dim).forward(ctx, from(0), from(1), from(2), ((&mut out).into(), to))?;
+//! assert!((out[0] - 1.0).abs() < 1e-5);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`attention::Attention`] also has grouped heads, a causal cut and masks; bf16 on AMX multiplies bf16, all else f32.
+//! [`norm::Norm`] has bias, scale and shift by groups of rows; [`elementwise`] has activations, softmax, gated sums and
+//! conversions.
+//!
+//! # Convolution
+//!
+//! ```
+//! use kernels::conv::{Conv2d, ConvEpilogue, ConvShape, GroupNorm, Image, ImageShape};
+//! use kernels::linear::{Activation, WeightFormat};
+//! # fn main() -> kernels::Result<()> {
+//! let ctx = kernels::Ctx::global();
+//! let shape = ImageShape { batch: 1, height: 6, width: 5, channels: 4 };
+//! let image = Image::from_nchw(ctx, (&vec![1f32; shape.elements()]).into(), shape, true)?;
+//!
+//! // Images stay in one layout, bf16 or f32, through a network; outputs take the shape they need and keep their memory.
+//! let (mut a, mut b) = (Image::empty(true), Image::empty(true));
+//! let (ones, zeros) = (vec![1f32; 4], vec![0f32; 4]);
+//! let norm = GroupNorm { groups: 2, eps: 1e-6, weight: &ones, bias: &zeros, activation: Activation::Silu };
+//! norm.forward(ctx, &image, &mut a)?;
+//! let weights = vec![0.1f32; 4 * 4 * 9];
+//! let conv = Conv2d::new(ctx, WeightFormat::Bf16, ConvShape::same3(4, 4), (&weights).into(), None)?;
+//! conv.forward(ctx, &a, &mut b, ConvEpilogue { residual: Some(&image), ..ConvEpilogue::default() })?;
+//! let up = Conv2d::upsampled(ctx, WeightFormat::Bf16, 4, 4, (&weights).into(), None)?;
+//! up.forward(ctx, &b, &mut a, ConvEpilogue::default())?;
+//! let mut pixels = vec![0f32; a.shape().elements()];
+//! a.to_nchw(ctx, (&mut pixels).into())?;
+//! assert_eq!((a.shape().height, a.shape().width), (12, 10));
+//! # Ok(())
+//! # }
+//! ```
+
+// Elsewhere than on x86-64 parts that only its kernels use lie idle.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
 
 pub mod attention;
 pub mod conv;
