@@ -99,6 +99,12 @@ impl Checkpoint {
         }
     }
 
+    /// A checkpoint without tensors.
+    pub(crate) fn empty() -> Self {
+        let (tensors, metadata) = (BTreeMap::new(), BTreeMap::new());
+        Self { shards: Vec::new(), tensors, metadata, fingerprint: String::new() }
+    }
+
     fn open_shards(paths: &[PathBuf]) -> Result<Self> {
         let shards = paths.iter().map(|path| map_file(path)).collect::<Result<Vec<_>>>()?;
         let origin = paths.first().map_or(Path::new(""), PathBuf::as_path);

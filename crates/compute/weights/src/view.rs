@@ -15,6 +15,13 @@ struct Root {
     asked: Mutex<BTreeSet<String>>,
     cancel: CancelFlag,
     dry: bool,
+    random: Option<Arc<Random>>,
+}
+
+/// What a view of no checkpoint serves for every tensor.
+struct Random {
+    source: Source,
+    bytes: Vec<u8>,
 }
 
 impl Root {
@@ -26,6 +33,7 @@ impl Root {
             asked: Mutex::default(),
             cancel: self.cancel.clone(),
             dry: self.dry,
+            random: self.random.clone(),
         }
     }
 }
@@ -55,8 +63,35 @@ impl Weights {
     /// The plan doesn't fit the checkpoint.
     pub fn new(checkpoint: Arc<Checkpoint>, plan: &KeyPlan, dtype: DType, device: Device) -> Result<Self> {
         let resolved = plan.resolve(&checkpoint)?;
-        let root = Root { checkpoint, resolved, asked: Mutex::default(), cancel: CancelFlag::new(), dry: false };
-        Ok(Self { root: Arc::new(root), prefix: String::new(), dtype, device })
+        Ok(Self::from_parts(checkpoint, resolved, None, dtype, device))
+    }
+
+    /// A view of no checkpoint, for measurements: every tensor of up to `largest` elements is there, has whatever shape it
+    /// is asked for in, and holds random brain floats in `[-0.05, 0.05)`. All share one piece of memory.
+    pub fn random(largest: usize, dtype: DType, device: Device) -> Self {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 24) as f32 * 0.1 - 0.05
+        };
+        let bytes = (0..largest).flat_map(|_| bf16::from_f32(next()).to_le_bytes()).collect();
+        let source = Source { stored: "random".to_owned(), rows: 0..0, shape: Vec::new() };
+        let random = Some(Arc::new(Random { source, bytes }));
+        Self::from_parts(Arc::new(Checkpoint::empty()), Resolved::new(), random, dtype, device)
+    }
+
+    fn from_parts(
+        checkpoint: Arc<Checkpoint>,
+        resolved: Resolved,
+        random: Option<Arc<Random>>,
+        dtype: DType,
+        device: Device,
+    ) -> Self {
+        let (asked, cancel) = (Mutex::default(), CancelFlag::new());
+        let root = Root { checkpoint, resolved, asked, cancel, dry: false, random };
+        Self { root: Arc::new(root), prefix: String::new(), dtype, device }
     }
 
     /// The same view, with every read refused once `cancel` is set. To be called before the view is cloned.
@@ -258,6 +293,11 @@ impl Weights {
         self.root.cancel.check()?;
         let full = self.full(name);
         let checkpoint = &self.root.checkpoint;
+        if let Some(Random { source, bytes }) = self.root.random.as_deref() {
+            let needed = 2 * shape.iter().product::<usize>();
+            let bytes = bytes.get(..needed).ok_or_else(|| self.error(source, "is smaller than asked for".into()))?;
+            return Ok((source, StoredDtype::Bf16, bytes));
+        }
         let source =
             self.root.resolved.get(&full).ok_or_else(|| Error::tensor(checkpoint.path(), &full, "is missing"))?;
         self.root.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(full);

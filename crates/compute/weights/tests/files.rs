@@ -99,6 +99,22 @@ fn a_rehearsal_checks_everything_and_reads_nothing() {
 }
 
 #[test]
+fn a_random_view_serves_any_shape_up_to_its_size() {
+    let view = Weights::random(64, candle_core::DType::F32, candle_core::Device::Cpu);
+    let values = view.pp("layers.3").get(&[8, 8], "weight").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert!(values.iter().all(|v| v.abs() <= 0.05) && values.iter().any(|v| *v != values[0]));
+    assert_eq!(view.get_f32_vec(&[3], "bias").unwrap(), values[..3]);
+    let mut rows = 0;
+    view.for_each_rows([16, 4], "weight", 5, |range, _| {
+        rows += range.len();
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(rows, 16);
+    assert!(view.get(&[65], "weight").is_err());
+}
+
+#[test]
 fn shards_are_one_checkpoint_and_a_missing_one_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let fixture = recipe::fixtures().join("z-image-tiny");
