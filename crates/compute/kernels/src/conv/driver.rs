@@ -45,7 +45,15 @@ impl Band {
 }
 
 /// Runs one part. The shapes fit, and the output has pixels.
-pub(super) fn run(ctx: &Ctx, conv: &Conv2d, part: &Part, x: &Image, out: &mut Image, epilogue: &ConvEpilogue<'_>) {
+pub(super) fn run(
+    ctx: &Ctx,
+    conv: &Conv2d,
+    part: &Part,
+    x: &Image,
+    frames: usize,
+    out: &mut Image,
+    epilogue: &ConvEpilogue<'_>,
+) {
     let to = out.shape();
     // The pixels that this part writes: all of them, or one of four.
     let scale = if conv.upsample { 2 } else { 1 };
@@ -68,6 +76,9 @@ pub(super) fn run(ctx: &Ctx, conv: &Conv2d, part: &Part, x: &Image, out: &mut Im
         let first_panel = task % panel_tasks * PANELS;
         let first_row = band * rows;
         let group = if tiles { 16 } else { isa_rows };
+        // Taps come oldest frame first, so those before the video's start are the first ones.
+        let missing = (conv.depth - 1).saturating_sub(batch % frames);
+        let from_k = missing * (part.taps.len() / conv.depth) * x.shape().pixel();
         let task = Task {
             ctx,
             part,
@@ -78,6 +89,7 @@ pub(super) fn run(ctx: &Ctx, conv: &Conv2d, part: &Part, x: &Image, out: &mut Im
             stride: conv.shape.stride,
             scale,
             batch,
+            from_k,
             band: Band { first_row, rows: rows.min(height - first_row), width, group },
             panels: first_panel..(first_panel + PANELS).min(panels),
         };
@@ -100,6 +112,8 @@ struct Task<'a> {
     stride: usize,
     scale: usize,
     batch: usize,
+    /// The inner element that the sums start at.
+    from_k: usize,
     band: Band,
     panels: std::ops::Range<usize>,
 }
@@ -112,8 +126,9 @@ impl Task<'_> {
 
     /// Where the input of a pixel starts for the inner element `k`.
     fn input(&self, y: usize, x: usize, k: usize) -> usize {
-        let (dy, dx) = self.part.taps[k / self.from.pixel()];
-        self.from.at(self.batch, y * self.stride + dy, x * self.stride + dx) + k % self.from.pixel()
+        let tap = self.part.taps[k / self.from.pixel()];
+        let batch = self.batch - tap.before;
+        self.from.at(batch, y * self.stride + tap.y, x * self.stride + tap.x) + k % self.from.pixel()
     }
 
     /// Where the output of a pixel starts.
@@ -157,7 +172,7 @@ impl Task<'_> {
         let sums = sums.ptr::<f32>();
         let row_bytes = self.stride * self.from.pixel() * size_of::<bf16>();
         let _config = TileConfig::load();
-        for k in (0..inner).step_by(CHUNK) {
+        for k in (self.from_k..inner).step_by(CHUNK) {
             let len = CHUNK.min(inner - k);
             for (own, panel) in self.panels.clone().enumerate() {
                 let weights = self.part.weights.panel(panel, k);
@@ -168,7 +183,7 @@ impl Task<'_> {
                     // past the slack behind the image; the sums were sized above.
                     unsafe {
                         let c = sums.add(own * panel_sums + block * 32 * PANEL);
-                        let c = Sums::load(c, k == 0);
+                        let c = Sums::load(c, k == self.from_k);
                         for (at, length) in self.segments(k, len) {
                             let [a0, a1] = groups_of_block.map(|group| {
                                 let (y, px, _) = self.band.group(group);
@@ -208,7 +223,7 @@ impl Task<'_> {
         let mut packed = Scratch::of::<f32>(groups * self.band.group * CHUNK + 16);
         let mut space = Scratch::of::<f32>(if bf16 { CHUNK * PANEL } else { 0 });
         let (sums, packed, space) = (sums.ptr::<f32>(), packed.ptr::<f32>(), space.ptr::<f32>());
-        for k in (0..inner).step_by(CHUNK) {
+        for k in (self.from_k..inner).step_by(CHUNK) {
             let len = CHUNK.min(inner - k);
             let place = |group: usize| packed.wrapping_add(group * self.band.group * CHUNK);
             for group in 0..groups {
@@ -255,7 +270,7 @@ impl Task<'_> {
                     // SAFETY: all were sized above.
                     unsafe {
                         let sums = sums.add((own * groups + group) * group_sums);
-                        dispatch(isa, Multiply { a: place(group), b, sums, rows, len, first: k == 0 });
+                        dispatch(isa, Multiply { a: place(group), b, sums, rows, len, first: k == self.from_k });
                         if k + len == inner {
                             self.end(sums, panel, group);
                         }

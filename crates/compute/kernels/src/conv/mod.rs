@@ -1,9 +1,12 @@
-//! Two-dimensional convolution without im2col: tiles of pixels are read where they are.
+//! Convolution of pictures and of frames without im2col: tiles of pixels are read where they are.
 //!
 //! Feature maps stay in the channels-last layout of [`Image`] through a whole network; tensors are converted at its ends.
 //! A nearest-neighbour upsampling by two in front of a 3x3 convolution becomes four 2x2 convolutions of the small image,
 //! one for each position within the doubled pixel, whose weights are sums of the original ones: 4/9 of the arithmetic and
 //! no large image in between.
+//!
+//! A causal convolution over time reads the frame itself and those before it; frames are neighbouring pictures of a
+//! batch. Before the first one there are zeros, whose products are left out.
 
 mod driver;
 mod group_norm;
@@ -55,12 +58,21 @@ impl ConvShape {
     }
 }
 
+/// One element of a kernel: how many frames before, and the offset from the pixel at `(y * stride, x * stride)`, in the
+/// bordered image.
+#[derive(Clone, Copy)]
+struct Tap {
+    before: usize,
+    y: usize,
+    x: usize,
+}
+
 /// One kernel over taps, and where it reads and writes.
 struct Part {
     /// Weights with the channels of all taps as their inner dimension, each tap's padded to 32.
     weights: PackedLinear,
-    /// Offsets of the taps from the pixel at `(y * stride, x * stride)`, in the bordered image.
-    taps: Vec<(usize, usize)>,
+    /// The taps, oldest frame first.
+    taps: Vec<Tap>,
     /// Position of its outputs within a doubled pixel.
     phase: (usize, usize),
 }
@@ -69,6 +81,8 @@ struct Part {
 pub struct Conv2d {
     shape: ConvShape,
     upsample: bool,
+    /// Frames that a kernel spans.
+    depth: usize,
     parts: Vec<Part>,
 }
 
@@ -90,17 +104,36 @@ impl Conv2d {
         weights: Values<'_>,
         bias: Option<Values<'_>>,
     ) -> Result<Conv2d> {
-        let kernel = shape.kernel;
+        Conv2d::causal(ctx, format, shape, 1, weights, bias)
+    }
+
+    /// Packs `(outputs, inputs, depth, kernel, kernel)` weights of a convolution over time as well, whose output at a
+    /// frame depends on that one and on `depth - 1` frames before it; run it by [`Conv2d::forward_frames`].
+    pub fn causal(
+        ctx: &Ctx,
+        format: WeightFormat,
+        shape: ConvShape,
+        depth: usize,
+        weights: Values<'_>,
+        bias: Option<Values<'_>>,
+    ) -> Result<Conv2d> {
+        let (kernel, area) = (shape.kernel, shape.kernel * shape.kernel);
         if !matches!(kernel, 1 | 3) || !matches!(shape.stride, 1 | 2) || shape.before > 1 || shape.after > 1 {
             let why = format!("{shape:?}: kernels are 1 or 3, strides 1 or 2, paddings 0 or 1");
             return Err(KernelError::Shape { what: "convolution", why });
         }
+        if !(1..=16).contains(&depth) {
+            let why = format!("a kernel can span 1 to 16 frames, not {depth}");
+            return Err(KernelError::Shape { what: "convolution", why });
+        }
         // A border of one pixel stands for the padding, so the first tap lies at most one pixel before the first output.
         let offset = image::BORDER - shape.before;
-        let taps: Vec<_> = (0..kernel * kernel).map(|tap| (offset + tap / kernel, offset + tap % kernel)).collect();
-        let sources: Vec<_> = (0..kernel * kernel).map(|tap| vec![tap]).collect();
-        let part = part(ctx, format, shape, weights, bias, taps, &sources, (0, 0))?;
-        Ok(Conv2d { shape, upsample: false, parts: vec![part] })
+        let tap =
+            |i: usize| Tap { before: depth - 1 - i / area, y: offset + i % area / kernel, x: offset + i % kernel };
+        let taps: Vec<_> = (0..depth * area).map(tap).collect();
+        let sources: Vec<_> = (0..depth * area).map(|tap| vec![tap]).collect();
+        let part = part(ctx, format, shape, depth * area, weights, bias, taps, &sources, (0, 0))?;
+        Ok(Conv2d { shape, upsample: false, depth, parts: vec![part] })
     }
 
     /// Packs a 3x3 convolution behind a nearest-neighbour upsampling by two: `(outputs, inputs, 3, 3)` weights.
@@ -120,14 +153,14 @@ impl Conv2d {
             let (mut taps, mut sources) = (Vec::new(), Vec::new());
             for (y, rows) in &axis[phase.0] {
                 for (x, columns) in &axis[phase.1] {
-                    taps.push((*y, *x));
+                    taps.push(Tap { before: 0, y: *y, x: *x });
                     sources
                         .push(rows.iter().flat_map(|row| columns.iter().map(move |column| row * 3 + column)).collect());
                 }
             }
-            parts.push(part(ctx, format, shape, weights, bias, taps, &sources, phase)?);
+            parts.push(part(ctx, format, shape, 9, weights, bias, taps, &sources, phase)?);
         }
-        Ok(Conv2d { shape, upsample: true, parts })
+        Ok(Conv2d { shape, upsample: true, depth: 1, parts })
     }
 
     /// Bytes of memory that it holds.
@@ -150,6 +183,22 @@ impl Conv2d {
     ///
     /// bf16 images and weights are multiplied in bf16 on AMX; everything else is f32 arithmetic. Sums are f32 always.
     pub fn forward(&self, ctx: &Ctx, x: &Image, out: &mut Image, epilogue: ConvEpilogue<'_>) -> Result<()> {
+        self.forward_frames(ctx, x, 1, out, epilogue)
+    }
+
+    /// As [`Conv2d::forward`], where every `frames` pictures of the batch are the frames of one video.
+    pub fn forward_frames(
+        &self,
+        ctx: &Ctx,
+        x: &Image,
+        frames: usize,
+        out: &mut Image,
+        epilogue: ConvEpilogue<'_>,
+    ) -> Result<()> {
+        if frames == 0 || !x.shape().batch.is_multiple_of(frames) {
+            let why = format!("{} pictures are no whole videos of {frames} frames", x.shape().batch);
+            return Err(KernelError::Shape { what: "convolution", why });
+        }
         exact("channels", self.shape.inputs, x.shape().channels)?;
         let shape = self.output_shape(x.shape());
         if let Some(residual) = epilogue.residual
@@ -161,21 +210,22 @@ impl Conv2d {
         out.reshape(shape)?;
         if shape.elements() > 0 {
             for part in &self.parts {
-                driver::run(ctx, self, part, x, out, &epilogue);
+                driver::run(ctx, self, part, x, frames, out, &epilogue);
             }
         }
         Ok(())
     }
 }
 
-/// Packs one kernel whose taps are sums of the given taps of the weights.
+/// Packs one kernel whose taps are sums of the given ones of the `area` taps of the weights.
 fn part(
     ctx: &Ctx,
     format: WeightFormat,
     shape: ConvShape,
+    area: usize,
     weights: Values<'_>,
     bias: Option<Values<'_>>,
-    taps: Vec<(usize, usize)>,
+    taps: Vec<Tap>,
     sources: &[Vec<usize>],
     phase: (usize, usize),
 ) -> Result<Part> {
@@ -184,7 +234,6 @@ fn part(
         let why = format!("weights can be F32 or Bf16, not {format:?}");
         return Err(KernelError::Shape { what: "convolution", why });
     }
-    let area = shape.kernel * shape.kernel;
     exact("weights", product("weights", &[shape.outputs, shape.inputs, area])?, weights.len())?;
     let padded = shape.inputs.next_multiple_of(crate::linear::TILE_K);
     product("weights", &[shape.outputs, padded, taps.len()])?;

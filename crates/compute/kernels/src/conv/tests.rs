@@ -107,6 +107,44 @@ fn upsampling_is_the_convolution_of_the_doubled_image() {
 }
 
 #[test]
+fn convolution_over_time_reads_the_frames_before() {
+    let (frames, height, width, inputs, outputs, depth) = (4, 3, 5, 40, 6, 3);
+    let from = ImageShape { batch: 2 * frames, height, width, channels: inputs };
+    let picture = inputs * height * width;
+    let (x, w) = (rounded(noise(from.elements(), 1)), rounded(noise(outputs * inputs * depth * 9, 2)));
+    let bias = noise(outputs, 3);
+    let mut want = vec![0f32; from.batch * outputs * height * width];
+    for tap in 0..depth {
+        // The sum of ordinary convolutions of shifted videos, with the bias in one of them.
+        let back = depth - 1 - tap;
+        let kernel: Vec<f32> = w.chunks(depth * 9).flat_map(|w| w[tap * 9..][..9].to_vec()).collect();
+        let shifted: Vec<f32> = (0..from.batch)
+            .flat_map(|i| match i % frames >= back {
+                true => x[(i - back) * picture..][..picture].to_vec(),
+                false => vec![0.0; picture],
+            })
+            .collect();
+        let bias = if back == 0 { bias.clone() } else { vec![0.0; outputs] };
+        let part = reference(&shifted, &kernel, &bias, from, ConvShape::same3(inputs, outputs));
+        want.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    for ctx in contexts() {
+        for (format, half) in [(WeightFormat::F32, false), (WeightFormat::Bf16, true)] {
+            let shape = ConvShape::same3(inputs, outputs);
+            let conv = Conv2d::causal(&ctx, format, shape, depth, (&w).into(), Some((&bias).into())).unwrap();
+            let image = Image::from_nchw(&ctx, (&x).into(), from, half).unwrap();
+            let mut out = Image::empty(false);
+            conv.forward_frames(&ctx, &image, frames, &mut out, ConvEpilogue::default()).unwrap();
+            let mut got = vec![0f32; want.len()];
+            out.to_nchw(&ctx, (&mut got).into()).unwrap();
+            let error = relative_error(&got, &want);
+            assert!(error < 2e-6, "{} {format:?}: {error}", ctx.isa());
+            assert!(conv.forward_frames(&ctx, &image, 3, &mut out, ConvEpilogue::default()).is_err());
+        }
+    }
+}
+
+#[test]
 fn activation_and_residual_are_fused_and_threads_change_nothing() {
     let from = ImageShape { batch: 1, height: 11, width: 21, channels: 20 };
     let (x, w) = (rounded(noise(from.elements(), 1)), rounded(noise(20 * 20 * 9, 2)));

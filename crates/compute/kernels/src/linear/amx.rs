@@ -1,5 +1,7 @@
 //! Products with the bf16 tiles of AMX.
 
+use std::ops::Range;
+
 use super::dot_bf16::to_bf16;
 use super::driver::{Ahead, Engine, Packed, row};
 use super::{PANEL, TILE_K, WeightFormat, quant};
@@ -26,18 +28,27 @@ impl Engine for Tiles {
     /// `[k / 32][tiles][16 rows][32]`.
     unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: Packed) {
         let padded = inputs.next_multiple_of(TILE_K);
-        let tiles = rows.div_ceil(16);
         let mut line = Scratch::take(padded * 2);
         let line = line.ptr::<u8>();
-        for r in 0..tiles * 16 {
-            // SAFETY: the line holds a padded row, the block `padded / 32 * tiles` tiles.
+        for r in 0..rows.next_multiple_of(16) {
+            // SAFETY: the line holds a padded row, the block `padded / 32` tiles for each sixteen rows.
             unsafe {
-                if r < rows {
-                    to_bf16(row(x, inputs, first + r), line.cast(), padded);
-                } else if r == rows {
-                    line.write_bytes(0, padded * 2);
+                match (r < rows).then(|| row(x, inputs, first + r)) {
+                    // What is bf16 already goes straight to its place, but for the end, which has to be filled up.
+                    Some(Values::Bf16(values)) => {
+                        let whole = inputs / TILE_K;
+                        scatter_tile_rows(values.as_ptr().cast(), 0..whole, r, rows, to);
+                        if padded > inputs {
+                            let start = line.add(whole * 64);
+                            to_bf16(Values::Bf16(&values[whole * TILE_K..]), start.cast(), TILE_K);
+                            scatter_tile_rows(line, whole..whole + 1, r, rows, to);
+                        }
+                        continue;
+                    }
+                    Some(values) => to_bf16(values, line.cast(), padded),
+                    None => line.write_bytes(0, padded * 2),
                 }
-                scatter_tile_rows(line, padded * 2, r, rows, to);
+                scatter_tile_rows(line, 0..padded / TILE_K, r, rows, to);
             }
         }
     }
@@ -77,13 +88,13 @@ impl Engine for Tiles {
     }
 }
 
-/// Puts the bytes of row `r` of a block of `rows` into its tiles, 64 to each.
+/// Puts row `r` of a block of `rows` into its tiles: to each of these steps, 64 bytes.
 ///
 /// # Safety
-/// `line` holds `bytes` bytes, a multiple of 64, and the block has room for them.
-pub(super) unsafe fn scatter_tile_rows(line: *const u8, bytes: usize, r: usize, rows: usize, to: Packed) {
+/// `line` is valid for these steps, and the block has room for them.
+pub(super) unsafe fn scatter_tile_rows(line: *const u8, steps: Range<usize>, r: usize, rows: usize, to: Packed) {
     let tiles = rows.div_ceil(16);
-    for step in 0..bytes / 64 {
+    for step in steps {
         // SAFETY: by the contract above.
         unsafe {
             let to = to.chunk(step / STEPS).add((step % STEPS * tiles + r / 16) * TILE + r % 16 * 64);

@@ -169,7 +169,7 @@ impl Engine for Tiles8<'_> {
                 } else if r == rows {
                     line.fill(0);
                 }
-                super::amx::scatter_tile_rows(line.as_ptr().cast(), padded, r, rows, to);
+                super::amx::scatter_tile_rows(line.as_ptr().cast(), 0..padded / TILE_K8, r, rows, to);
             }
         }
     }
