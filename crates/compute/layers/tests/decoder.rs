@@ -54,8 +54,15 @@ fn every_family_gives_the_reference_logits_and_continuation() {
         let bytes = std::fs::read(fixture.join("outputs.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let prompt = ids(&file, "input_ids");
+        // In two pieces, the first of which needs no logits.
+        let mut cache = KvCache::new();
+        let none = decoder.forward(&prompt[..20], &mut cache, 0, &cancel).unwrap();
+        assert_eq!(none.dims(), [0, vocabulary]);
+        let rest = decoder.forward(&prompt[20..], &mut cache, 1, &cancel).unwrap();
         let mut cache = KvCache::new();
         let logits = decoder.forward(&prompt, &mut cache, prompt.len(), &cancel).unwrap();
+        let last = logits.narrow(0, prompt.len() - 1, 1).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert!(relative_error(&rest.flatten_all().unwrap().to_vec1::<f32>().unwrap(), &last) < 1e-5, "{family}");
         let logits = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         let chosen: Vec<f32> = ids(&file, "positions")
             .iter()
@@ -146,6 +153,7 @@ fn broken_templates_and_tokenizers_say_so() {
     let config = serde_json::Value::Null;
     assert!(ChatTemplate::new("{% for m in %}".into(), &config).is_err());
     let refusing = ChatTemplate::new("{{ raise_exception('no system role') }}".into(), &config).unwrap();
+    assert!(refusing.mentions("system role") && !refusing.mentions("enable_thinking"));
     let message = refusing.render(&["x"], TemplateOptions::default()).unwrap_err().to_string();
     assert!(message.contains("no system role"), "{message}");
     assert!(Tokenizer::from_bytes(b"{}").is_err());

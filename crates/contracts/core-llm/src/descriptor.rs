@@ -1,10 +1,23 @@
 //! What a language model is and can.
 
-use crate::{DescriptorProblem, Error, Quant, Result, TextLlmRequest};
+use crate::{DescriptorProblem, Error, Quant, Result, TextLlmRequest, Thinking};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// What a provider supports. A request that asks for anything else is refused by name.
+/// Whether a model can think before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ThinkingSupport {
+    /// It can't.
+    #[default]
+    None,
+    /// It can be told whether to.
+    Optional,
+    /// It always does.
+    Always,
+}
+
+/// What a provider supports, or a model once it is loaded. A request that asks for anything else is refused by name.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TextCapabilities {
     /// Pictures in messages.
@@ -15,10 +28,12 @@ pub struct TextCapabilities {
     pub tools: bool,
     /// Constrained decoding.
     pub constraints: bool,
-    /// A channel of its own for thinking.
-    pub thinking: bool,
+    /// Thinking, on a channel of its own.
+    pub thinking: ThinkingSupport,
     /// Quantizations while loading.
     pub quants: Vec<Quant>,
+    /// Tokens of a conversation with its answer, at most; known once a model is loaded.
+    pub context: Option<usize>,
 }
 
 /// A provider of language models as the catalog lists it.
@@ -86,7 +101,12 @@ impl TextLlmDescriptor {
                 return Err(Error::invalid(field, format!("{} does not support {what}; leave it out", self.id)));
             }
         }
-        Ok(())
+        let refusal = match (request.thinking, c.thinking) {
+            (Thinking::Enabled, ThinkingSupport::None) => "this model can't think before it answers; leave it on auto",
+            (Thinking::Disabled, ThinkingSupport::Always) => "this model always thinks first; leave it on auto",
+            _ => return Ok(()),
+        };
+        Err(Error::invalid("thinking", refusal))
     }
 }
 
@@ -127,6 +147,12 @@ mod tests {
             "tools"
         );
         assert_eq!(refused_field(|r| r.constraint = Some(Constraint::Json)), "constraint");
+        assert_eq!(refused_field(|r| r.thinking = Thinking::Enabled), "thinking");
+        let mut always = descriptor();
+        always.capabilities.thinking = ThinkingSupport::Always;
+        let mut request = TextLlmRequest::new(vec![Message::user("hello")], 8);
+        request.thinking = Thinking::Disabled;
+        assert!(matches!(always.validate(&request), Err(Error::InvalidRequest { field: "thinking", .. })));
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod registry;
 mod request;
 mod stream;
 
-pub use descriptor::{TextCapabilities, TextLlmDescriptor};
+pub use descriptor::{TextCapabilities, TextLlmDescriptor, ThinkingSupport};
 pub use load::LoadSpec;
 pub use message::{ContentPart, Message, MessageRole, ToolCall};
 pub use preparer::{PrepareSpec, PreparerEntry, SnapshotPreparer, SnapshotPreparerRegistry};

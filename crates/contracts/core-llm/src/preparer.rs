@@ -1,6 +1,6 @@
 //! Turning downloaded files into snapshots that load fast.
 
-use crate::{Error, Quant, Result};
+use crate::{CancelFlag, Error, Quant, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -13,17 +13,27 @@ pub struct PrepareSpec {
     pub destination: PathBuf,
     /// Quantization of the big weights.
     pub quant: Option<Quant>,
+    /// Stops the work when set.
+    pub cancel: CancelFlag,
 }
 
 impl PrepareSpec {
     /// A snapshot without quantization.
     pub fn dense(source: impl Into<PathBuf>, destination: impl Into<PathBuf>) -> Self {
-        Self { source: source.into(), destination: destination.into(), quant: None }
+        let cancel = CancelFlag::new();
+        Self { source: source.into(), destination: destination.into(), quant: None, cancel }
     }
 
     /// A quantized snapshot.
     pub fn quantized(source: impl Into<PathBuf>, destination: impl Into<PathBuf>, quant: Quant) -> Self {
         Self { quant: Some(quant), ..Self::dense(source, destination) }
+    }
+
+    /// Sets the flag that stops the work.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: &CancelFlag) -> Self {
+        self.cancel = cancel.clone();
+        self
     }
 }
 

@@ -1,16 +1,29 @@
 //! Choosing the next token.
 
 use core_llm::{Error, Result, SamplingParams};
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 /// Chooses tokens, deterministically by seed.
 pub(crate) struct Chooser {
     params: SamplingParams,
     state: u64,
+    /// Tokens so far, which the repetition penalty turns away from.
+    seen: BTreeSet<u32>,
+    made: usize,
 }
 
+/// A token and its probability as a multiple of the likeliest one's.
+type Candidate = (u32, f64);
+
 impl Chooser {
-    pub(crate) fn new(params: SamplingParams, seed: u64) -> Self {
-        Self { params, state: seed }
+    pub(crate) fn new(params: &SamplingParams, seed: u64) -> Self {
+        Self { params: params.clone(), state: seed, seen: BTreeSet::new(), made: 0 }
+    }
+
+    /// Notes tokens of the prompt.
+    pub(crate) fn see(&mut self, tokens: &[u32]) {
+        self.seen.extend(tokens);
     }
 
     /// SplitMix64 (Steele, Lea and Flood 2014), as a number in `[0, 1)`.
@@ -22,59 +35,85 @@ impl Chooser {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The next token after `logits`; `seen` are the tokens so far, for the repetition penalty.
-    pub(crate) fn choose(&mut self, logits: &mut [f32], seen: &[u32]) -> Result<u32> {
-        if logits.iter().any(|l| l.is_nan()) || logits.is_empty() {
-            return Err(Error::NonFinite { stage: "language model", step: Some(seen.len()) });
+    /// The next token after `logits`.
+    ///
+    /// # Errors
+    /// The logits are no distribution: one is NaN or infinite, or none is above negative infinity.
+    pub(crate) fn choose(&mut self, mut logits: Vec<f32>) -> Result<u32> {
+        self.made += 1;
+        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if !highest.is_finite() || logits.iter().any(|l| l.is_nan()) {
+            return Err(Error::NonFinite { stage: "language model", step: Some(self.made) });
         }
         let penalty = self.params.repetition_penalty;
         if penalty != 1.0 {
-            let mut penalised: Vec<u32> = seen.to_vec();
-            penalised.sort_unstable();
-            penalised.dedup();
-            for token in penalised {
-                if let Some(logit) = logits.get_mut(token as usize) {
+            for token in &self.seen {
+                if let Some(logit) = logits.get_mut(*token as usize) {
                     *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
                 }
             }
         }
-        if self.params.temperature == 0.0 {
-            return Ok(argmax(logits));
-        }
+        let token = if self.params.temperature == 0.0 { argmax(&logits) } else { self.draw(&logits) };
+        self.seen.insert(token);
+        Ok(token)
+    }
+
+    fn draw(&mut self, logits: &[f32]) -> u32 {
         let candidates = self.candidates(logits);
         let total: f64 = candidates.iter().map(|(_, p)| p).sum();
         let mut left = self.uniform() * total;
         for (token, probability) in &candidates {
             left -= probability;
             if left < 0.0 {
-                return Ok(*token);
+                return *token;
             }
         }
-        Ok(candidates.last().map_or_else(|| argmax(logits), |(token, _)| *token))
+        // Rounding can leave a remainder after the last one.
+        candidates.last().map_or_else(|| argmax(logits), |(token, _)| *token)
     }
 
-    /// Tokens that pass top-k, min-p and top-p, likeliest first, with weights relative to the likeliest.
-    fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
+    /// Tokens that pass top-k, then top-p (Holtzman et al. 2020), then min-p (Nguyen et al. 2024).
+    fn candidates(&self, logits: &[f32]) -> Vec<Candidate> {
         let p = &self.params;
         let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weight = |logit: f32| (f64::from(logit - highest) / f64::from(p.temperature)).exp();
-        let mut candidates: Vec<(u32, f64)> = logits.iter().enumerate().map(|(i, l)| (i as u32, weight(*l))).collect();
-        // Ties are broken by id, so that the order is the same everywhere.
-        candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        if p.top_k > 0 {
+        let mut candidates: Vec<Candidate> = logits.iter().enumerate().map(|(i, l)| (i as u32, weight(*l))).collect();
+        if p.top_k > 0 && p.top_k < candidates.len() {
+            candidates.select_nth_unstable_by(p.top_k, likelier);
             candidates.truncate(p.top_k);
         }
+        if p.top_p < 1.0 {
+            keep_nucleus(&mut candidates, f64::from(p.top_p));
+        }
         candidates.retain(|(_, w)| *w >= f64::from(p.min_p));
-        let total: f64 = candidates.iter().map(|(_, w)| w).sum();
-        let mut reached = 0.0;
-        let keep = candidates.iter().take_while(|(_, w)| {
-            let before = reached;
-            reached += w / total;
-            before < f64::from(p.top_p)
-        });
-        let keep = keep.count().max(1);
-        candidates.truncate(keep);
         candidates
+    }
+}
+
+/// Likelier tokens first; ties are broken by id, so that the order is the same everywhere.
+fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// Keeps the fewest tokens that reach the share `top_p` of all. Few do as a rule, so only as many are sorted as it takes.
+fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
+    let wanted = top_p * candidates.iter().map(|(_, w)| w).sum::<f64>();
+    let (mut sorted, mut reached) = (0, 0.0);
+    while sorted < candidates.len() {
+        let next = (sorted * 8).clamp(64, candidates.len().max(64)).min(candidates.len());
+        let rest = &mut candidates[sorted..];
+        if next - sorted < rest.len() {
+            rest.select_nth_unstable_by(next - sorted, likelier);
+        }
+        rest[..next - sorted].sort_unstable_by(likelier);
+        for index in sorted..next {
+            reached += candidates[index].1;
+            if reached >= wanted {
+                candidates.truncate(index + 1);
+                return;
+            }
+        }
+        sorted = next;
     }
 }
 
@@ -93,8 +132,8 @@ mod tests {
     use super::*;
 
     fn draws(params: SamplingParams, seed: u64, n: usize) -> Vec<u32> {
-        let mut chooser = Chooser::new(params, seed);
-        (0..n).map(|_| chooser.choose(&mut [1.0, 3.0, 2.0, -4.0], &[]).unwrap()).collect()
+        let mut chooser = Chooser::new(&params, seed);
+        (0..n).map(|_| chooser.choose(vec![1.0, 3.0, 2.0, -4.0]).unwrap()).collect()
     }
 
     #[test]
@@ -127,13 +166,40 @@ mod tests {
     }
 
     #[test]
-    fn the_penalty_turns_away_from_what_was_said() {
-        let params = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::greedy() };
-        assert_eq!(Chooser::new(params, 0).choose(&mut [1.0, 3.0, 2.0], &[1, 1]).unwrap(), 2);
+    fn the_nucleus_is_the_one_of_the_definition() {
+        let logits: Vec<f32> = (0..3000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32 / 600.0).collect();
+        for top_p in [0.01, 0.3, 0.9, 0.9999] {
+            let params = SamplingParams { temperature: 1.0, top_p, ..Default::default() };
+            let got = Chooser::new(&params, 0).candidates(&logits);
+            let all = SamplingParams { temperature: 1.0, top_p: 1.0, ..Default::default() };
+            let mut sorted = Chooser::new(&all, 0).candidates(&logits);
+            sorted.sort_by(likelier);
+            let total: f64 = sorted.iter().map(|(_, w)| w).sum();
+            let mut reached = 0.0;
+            let before_enough = |(_, w): &&Candidate| {
+                let before = reached;
+                reached += w;
+                before < f64::from(top_p) * total
+            };
+            let expected: Vec<_> = sorted.iter().take_while(before_enough).copied().collect();
+            assert_eq!(got, expected, "{top_p}");
+        }
     }
 
     #[test]
-    fn nan_is_an_error() {
-        assert!(Chooser::new(SamplingParams::greedy(), 0).choose(&mut [f32::NAN, 1.0], &[]).is_err());
+    fn the_penalty_turns_away_from_what_was_said() {
+        let params = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::greedy() };
+        let mut chooser = Chooser::new(&params, 0);
+        chooser.see(&[1, 1]);
+        assert_eq!(chooser.choose(vec![1.0, 3.0, 2.0]).unwrap(), 2);
+        assert_eq!(chooser.choose(vec![1.6, 3.0, 3.1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_no_distribution_is_an_error() {
+        for logits in [vec![f32::NAN, 1.0], vec![f32::INFINITY, 1.0], vec![f32::NEG_INFINITY; 2], vec![]] {
+            let mut chooser = Chooser::new(&SamplingParams::greedy(), 0);
+            assert!(matches!(chooser.choose(logits), Err(Error::NonFinite { step: Some(1), .. })));
+        }
     }
 }

@@ -5,6 +5,7 @@
 mod choose;
 mod llama;
 mod prepare;
+mod snapshot;
 mod stream;
 
 use core_llm::{PreparerEntry, Result, SnapshotPreparerRegistry, TextLlmRegistry};

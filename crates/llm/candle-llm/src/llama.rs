@@ -1,21 +1,19 @@
 //! `candle-llama`: language models of the Llama shape.
 
 use crate::choose::Chooser;
+use crate::snapshot::{MODEL_TYPES, Snapshot, opens_thought, recognise};
 use crate::stream::{Detokenizer, Splitter};
-use candle_core::{DType, Device};
+use candle_core::DType;
 use core_llm::{
     Error, FinishReason, LoadSpec, Message, Precision, Result, StreamEvent, TextCapabilities, TextLlm,
-    TextLlmDescriptor, TextLlmEntry, TextLlmOutput, TextLlmRequest, Thinking, Usage, WeightsSource,
+    TextLlmDescriptor, TextLlmEntry, TextLlmOutput, TextLlmRequest, Thinking, ThinkingSupport, Usage,
 };
-use layers::decoder::{Decoder, DecoderConfig, KvCache, Part};
-use layers::text::{ChatTemplate, TemplateOptions, Tokenizer};
+use layers::decoder::{Decoder, KvCache};
+use layers::text::TemplateOptions;
 use serde_json::{Value, json};
-use std::sync::Arc;
-use weights::{Checkpoint, Weights, identify, load_config, plans};
 
-const MODEL_TYPES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
-/// Tokens that end a turn in the chat formats of these families.
-const TURN_ENDS: &[&str] = &["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>"];
+/// Tokens of a prompt that are computed at once, so that a long one needs no more memory than this many.
+const PROMPT_CHUNK: usize = 512;
 
 pub(crate) fn entry() -> TextLlmEntry {
     let descriptor = TextLlmDescriptor {
@@ -23,67 +21,38 @@ pub(crate) fn entry() -> TextLlmEntry {
         name: "Llama-shaped language models".into(),
         backend: crate::BACKEND.into(),
         model_types: MODEL_TYPES.iter().map(|t| (*t).to_owned()).collect(),
-        capabilities: TextCapabilities { thinking: true, ..TextCapabilities::default() },
+        capabilities: TextCapabilities { thinking: ThinkingSupport::Optional, ..TextCapabilities::default() },
     };
     TextLlmEntry {
         descriptor,
-        can_load,
+        can_load: |spec| recognise(&spec.source).map(drop).map_err(|e| e.to_string()),
         load: |descriptor, spec| Llama::load(descriptor.clone(), spec).map(|model| Box::new(model) as Box<dyn TextLlm>),
     }
 }
 
-fn model_type(source: &WeightsSource) -> Result<Option<String>> {
-    let config = load_config(source, "config.json")?;
-    Ok(config.and_then(|c| c.get("model_type")?.as_str().map(str::to_owned)))
-}
-
-fn can_load(spec: &LoadSpec) -> std::result::Result<(), String> {
-    let described = model_type(&spec.source).map_err(|e| e.to_string())?;
-    let described = described.ok_or("there is no config.json with a model_type")?;
-    if !MODEL_TYPES.contains(&described.as_str()) {
-        return Err(format!("its model_type is '{described}'; known are {}", MODEL_TYPES.join(", ")));
-    }
-    let checkpoint = Checkpoint::from_source(&spec.source, None).map_err(|e| e.to_string())?;
-    let decoder = identify(&checkpoint).iter().any(|found| ["qwen3", "llama"].contains(&found.family));
-    if decoder { Ok(()) } else { Err(weights::describe_unknown(&checkpoint)) }
-}
-
+/// A loaded model.
 struct Llama {
     descriptor: TextLlmDescriptor,
     decoder: Decoder,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    turn_ends: Vec<u32>,
+    snapshot: Snapshot,
 }
 
 impl Llama {
-    fn load(descriptor: TextLlmDescriptor, spec: &LoadSpec) -> Result<Self> {
+    fn load(mut descriptor: TextLlmDescriptor, spec: &LoadSpec) -> Result<Self> {
         if let Some(quant) = spec.quant {
             return Err(Error::Unsupported(format!("{} can't quantize to {quant:?} while loading", descriptor.id)));
         }
-        can_load(spec).map_err(|what| Error::weights(spec.source.path(), format!("can't be loaded: {what}")))?;
-        let config = load_config(&spec.source, "config.json")?;
-        let checkpoint = Arc::new(Checkpoint::from_source(&spec.source, None)?);
-        let dtype = match spec.precision {
-            Some(Precision::Bf16) => DType::BF16,
-            Some(Precision::F16) => {
-                return Err(Error::Unsupported("f16 is not computed on CPUs; use bf16 or f32".into()));
-            }
-            Some(Precision::F32) => DType::F32,
-            None if layers::best_cpu_precision() == Precision::Bf16 => DType::BF16,
-            None => DType::F32,
+        let dtype = match spec.precision.unwrap_or_else(layers::best_cpu_precision) {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => return Err(Error::Unsupported("f16 is not computed on CPUs; use bf16 or f32".into())),
         };
-        let weights = Weights::new(checkpoint, &plans::decoder(), dtype, Device::Cpu)?;
-        let config = DecoderConfig::new(&weights, config.as_ref())?;
-        let tokenizer = Tokenizer::load(&spec.source, None)?;
-        let template = ChatTemplate::load(&spec.source, None)?;
-        let mut turn_ends = config.eos.clone();
-        turn_ends.extend(TURN_ENDS.iter().filter_map(|token| tokenizer.token_id(token)));
-        let decoder = Decoder::new(&weights, config, Part::Whole)?;
-        Ok(Self { descriptor, decoder, tokenizer, template, turn_ends })
+        let snapshot = Snapshot::open(&spec.source, dtype, &spec.cancel)?;
+        descriptor.capabilities = snapshot.capabilities(&descriptor.capabilities);
+        Ok(Self { descriptor, decoder: snapshot.decoder()?, snapshot })
     }
 
-    /// The prompt's text.
+    /// The prompt as text.
     fn render(&self, request: &TextLlmRequest) -> Result<String> {
         let messages: Vec<Value> = request.messages.iter().map(message_json).collect();
         let options = TemplateOptions {
@@ -95,32 +64,51 @@ impl Llama {
             },
             tools: None,
         };
-        self.template.render(&messages, options)
+        self.snapshot.template.render(&messages, options)
     }
 
-    /// Feeds the prompt and gives token after token to `on_token` until it says stop; true if it did.
+    /// The prompt's tokens, which leave room for the answer.
+    fn tokens(&self, prompt: &str, max_new_tokens: usize) -> Result<Vec<u32>> {
+        let tokens = self.snapshot.tokenizer.encode(prompt)?;
+        let (count, context) = (tokens.len(), self.decoder.config().max_positions);
+        if count == 0 {
+            return Err(Error::Unsupported("the model's chat template makes an empty prompt of these messages".into()));
+        }
+        match context.saturating_sub(count) {
+            0 => {
+                let message = format!("have {count} tokens and the model's context is {context}; shorten them");
+                Err(Error::invalid("messages", message))
+            }
+            room if room < max_new_tokens => {
+                let message = format!("after {count} tokens of messages the context of {context} has room for {room}");
+                Err(Error::invalid("max_new_tokens", message))
+            }
+            _ => Ok(tokens),
+        }
+    }
+
+    /// Feeds the prompt and gives token after token to `on_token` until that says stop or the model ends. Gives the number
+    /// of tokens made and whether the length was not what ended them.
     fn run(
         &self,
         prompt: &[u32],
         request: &TextLlmRequest,
         on_token: &mut dyn FnMut(u32) -> Result<bool>,
     ) -> Result<(usize, bool)> {
-        let mut chooser = Chooser::new(request.sampling.clone(), request.seed);
         let mut cache = KvCache::new();
-        let mut seen = prompt.to_vec();
-        let mut next = prompt.to_vec();
-        for made in 0..request.max_new_tokens {
-            request.cancel.check()?;
+        let last_chunk = (prompt.len() - 1) / PROMPT_CHUNK * PROMPT_CHUNK;
+        for chunk in prompt[..last_chunk].chunks(PROMPT_CHUNK) {
+            self.decoder.forward(chunk, &mut cache, 0, &request.cancel)?;
+        }
+        let mut chooser = Chooser::new(&request.sampling, request.seed);
+        chooser.see(prompt);
+        let mut next = prompt[last_chunk..].to_vec();
+        for made in 1..=request.max_new_tokens {
             let logits = self.decoder.forward(&next, &mut cache, 1, &request.cancel)?;
             let logits = logits.flatten_all().and_then(|l| l.to_vec1::<f32>());
-            let mut logits = logits.map_err(|e| Error::Backend(e.to_string()))?;
-            let token = chooser.choose(&mut logits, &seen)?;
-            if self.turn_ends.contains(&token) {
-                return Ok((made + 1, true));
-            }
-            seen.push(token);
-            if on_token(token)? {
-                return Ok((made + 1, true));
+            let token = chooser.choose(logits.map_err(|e| Error::Backend(e.to_string()))?)?;
+            if self.snapshot.ends.contains(&token) || on_token(token)? {
+                return Ok((made, true));
             }
             next = vec![token];
         }
@@ -129,8 +117,7 @@ impl Llama {
 }
 
 fn message_json(message: &Message) -> Value {
-    let role = serde_json::to_value(message.role).unwrap_or_default();
-    let mut json = json!({ "role": role, "content": message.text() });
+    let mut json = json!({ "role": message.role, "content": message.text() });
     if let Some(thinking) = &message.thinking {
         json["reasoning_content"] = json!(thinking);
     }
@@ -149,29 +136,21 @@ impl TextLlm for Llama {
     fn generate(&self, request: &TextLlmRequest, on_event: &mut dyn FnMut(StreamEvent)) -> Result<TextLlmOutput> {
         self.validate(request)?;
         let text = self.render(request)?;
-        let prompt = self.tokenizer.encode(&text)?;
-        let limit = self.decoder.config().max_positions;
-        if prompt.len() >= limit {
-            let message = format!("the conversation has {} tokens and the model takes {}", prompt.len(), limit - 1);
-            return Err(Error::invalid("messages", message));
-        }
-        let room = limit - prompt.len();
-        let request = &TextLlmRequest { max_new_tokens: request.max_new_tokens.min(room), ..request.clone() };
-        let thinks = text.trim_end().ends_with("<think>");
-        let mut splitter = Splitter::new(request.stop.clone(), thinks);
-        let mut detokenizer = Detokenizer::new(&self.tokenizer);
+        let prompt = self.tokens(&text, request.max_new_tokens)?;
+        let mut splitter = Splitter::new(request.stop.clone(), opens_thought(&text));
+        let mut detokenizer = Detokenizer::new(&self.snapshot.tokenizer);
         let mut stopped = false;
         let (made, ended) = self.run(&prompt, request, &mut |token| {
             stopped = splitter.push(&detokenizer.push(token)?, on_event);
             Ok(stopped)
         })?;
         if !stopped {
-            let rest = detokenizer.finish()?;
-            if !splitter.push(&rest, on_event) {
-                splitter.finish(on_event);
-            }
+            stopped = splitter.push(&detokenizer.finish()?, on_event);
         }
-        let finish_reason = if ended { FinishReason::Stop } else { FinishReason::Length };
+        if !stopped {
+            splitter.finish(on_event);
+        }
+        let finish_reason = if ended || stopped { FinishReason::Stop } else { FinishReason::Length };
         let usage = Usage { prompt_tokens: prompt.len(), completion_tokens: made };
         on_event(StreamEvent::Done { finish_reason, usage });
         let thinking = Some(splitter.thinking).filter(|t| !t.is_empty());

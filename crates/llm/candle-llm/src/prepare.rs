@@ -1,23 +1,21 @@
-//! Snapshots from safetensors folders.
+//! Snapshots from safetensors files.
 
-use core_llm::{Error, PrepareSpec, Result, SnapshotPreparer};
+use crate::snapshot::{Snapshot, tokenizer_place};
+use core_llm::{CancelFlag, Error, PrepareSpec, Result, SnapshotPreparer, WeightsSource};
 use std::fs::{self, File};
-use std::io;
-use std::path::Path;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use weights::Checkpoint;
 
 /// Copies what a snapshot needs, checked and whole, into a new folder.
 pub(crate) struct SafetensorsPreparer;
 
-/// Files beside the weights that a snapshot is loaded with.
-const COMPANIONS: &[&str] = &[
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-];
+/// Files beside the weights.
+const SETTINGS: &[&str] = &["config.json", "generation_config.json"];
+/// Files beside the tokenizer.
+const WORDS: &[&str] = &["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"];
+/// Bytes that are copied between two looks at the cancel flag.
+const BLOCK: u64 = 64 << 20;
 
 impl SnapshotPreparer for SafetensorsPreparer {
     fn prepare(&self, spec: &PrepareSpec) -> Result<()> {
@@ -28,39 +26,73 @@ impl SnapshotPreparer for SafetensorsPreparer {
         if destination.exists() {
             return Err(Error::weights(destination, "exists already; choose a new folder"));
         }
-        // Opening checks headers, shards and sizes before a byte is written.
-        let checkpoint = Checkpoint::open(&spec.source)?;
-        let folder =
-            if spec.source.is_dir() { spec.source.as_path() } else { spec.source.parent().unwrap_or(Path::new(".")) };
-        let config = folder.join("config.json");
-        if !config.is_file() {
-            return Err(Error::weights(config, "is missing; a snapshot needs the model's config"));
-        }
+        let source = WeightsSource::from_path(&spec.source);
+        // What can't be loaded is refused before a byte is written.
+        Snapshot::open(&source, candle_core::DType::F32, &spec.cancel)?;
+        let parts = parts(&source)?;
         let failed = |e: io::Error| Error::weights(destination, format!("can't be written: {e}"));
         let parent = destination.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(failed)?;
-        // Built beside its place, so that the last step is a rename within one file system.
+        // Built beside its place, so that the last step is a rename within one file system; dropped, and so removed, on
+        // the way out of an error.
         let building = tempfile::Builder::new().prefix(".prepare-").tempdir_in(parent).map_err(failed)?;
-        let mut sources: Vec<_> = checkpoint.files().map(Path::to_owned).collect();
-        sources.extend(COMPANIONS.iter().map(|name| folder.join(name)).filter(|path| path.is_file()));
-        let index = fs::read_dir(folder).into_iter().flatten().filter_map(|e| e.ok().map(|e| e.path()));
-        sources.extend(index.filter(|p| p.to_string_lossy().ends_with(".safetensors.index.json")));
-        for source in sources {
-            let Some(name) = source.file_name() else { continue };
-            copy_synced(&source, &building.path().join(name)).map_err(failed)?;
+        for (from, name) in &parts {
+            copy_synced(from, &building.path().join(name), &spec.cancel, &failed)?;
         }
-        File::open(building.path()).and_then(|dir| dir.sync_all()).map_err(failed)?;
-        let built = building.keep();
-        fs::rename(&built, destination).map_err(|e| {
-            let _ = fs::remove_dir_all(&built);
-            failed(e)
-        })?;
-        File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed)
+        sync_folder(building.path()).map_err(failed)?;
+        fs::rename(building.path(), destination).map_err(failed)?;
+        // It has moved away; there is nothing to remove.
+        let _ = building.keep();
+        sync_folder(parent).map_err(failed)
     }
 }
 
-fn copy_synced(from: &Path, to: &Path) -> io::Result<()> {
-    let mut target = File::create_new(to)?;
-    io::copy(&mut File::open(from)?, &mut target)?;
-    target.sync_all()
+/// The files of a snapshot, each with its name in it.
+fn parts(source: &WeightsSource) -> Result<Vec<(PathBuf, String)>> {
+    let mut parts = Vec::new();
+    let mut add = |folder: &Path, name: &str| {
+        let path = folder.join(name);
+        if path.is_file() {
+            parts.push((path, name.to_owned()));
+        }
+    };
+    let folder = |source: &WeightsSource| match source {
+        WeightsSource::File(file) => file.parent().unwrap_or(Path::new("")).to_owned(),
+        other => other.path().to_owned(),
+    };
+    let home = folder(source);
+    SETTINGS.iter().for_each(|name| add(&home, name));
+    let words = folder(&tokenizer_place(source));
+    WORDS.iter().for_each(|name| add(&words, name));
+    if let WeightsSource::File(file) = source {
+        parts.push((file.clone(), "model.safetensors".to_owned()));
+        return Ok(parts);
+    }
+    let indexes = fs::read_dir(&home).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
+    let indexes = indexes.filter_map(|name| name.into_string().ok());
+    indexes.filter(|name| name.ends_with(".safetensors.index.json")).for_each(|name| add(&home, &name));
+    for file in Checkpoint::from_source(source, None)?.files() {
+        if let Some(name) = file.file_name().and_then(|name| name.to_str()) {
+            parts.push((file.to_owned(), name.to_owned()));
+        }
+    }
+    Ok(parts)
+}
+
+fn copy_synced(from: &Path, to: &Path, cancel: &CancelFlag, failed: &dyn Fn(io::Error) -> Error) -> Result<()> {
+    let unreadable = |e: io::Error| Error::weights(from, format!("can't be read: {e}"));
+    let mut source = File::open(from).map_err(unreadable)?;
+    let mut target = File::create_new(to).map_err(failed)?;
+    loop {
+        cancel.check()?;
+        // Within one file system this is the kernel's own copy.
+        if io::copy(&mut (&mut source).take(BLOCK), &mut target).map_err(failed)? == 0 {
+            return target.sync_all().map_err(failed);
+        }
+    }
+}
+
+/// Makes the names in a folder durable, where the system lets folders be opened.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }

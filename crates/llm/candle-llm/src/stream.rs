@@ -6,6 +6,9 @@ use layers::text::Tokenizer;
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
+/// A character of text has no more tokens than this; what goes on longer isn't UTF-8.
+const LONGEST_CHARACTER: usize = 8;
+
 /// Turns tokens into text as soon as the text can't change any more.
 pub(crate) struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
@@ -26,7 +29,7 @@ impl<'a> Detokenizer<'a> {
         self.tokens.push(token);
         let text = self.pending()?;
         // A character that is not whole yet decodes to the replacement character.
-        if text.ends_with('\u{fffd}') {
+        if text.ends_with('\u{fffd}') && self.tokens.len() - self.given < LONGEST_CHARACTER {
             return Ok(String::new());
         }
         self.context = self.given;
@@ -34,11 +37,11 @@ impl<'a> Detokenizer<'a> {
         Ok(text)
     }
 
-    /// What is left, complete or not.
+    /// What is left, without a last character that will never be whole.
     pub(crate) fn finish(&mut self) -> Result<String> {
         let text = self.pending()?;
         self.given = self.tokens.len();
-        Ok(text)
+        Ok(text.trim_end_matches('\u{fffd}').to_owned())
     }
 
     fn pending(&self) -> Result<String> {
@@ -170,6 +173,30 @@ fn overlap(text: &str, mark: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn characters_arrive_whole() {
+        let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../assets/demo/tokenizer");
+        let tokenizer = Tokenizer::load(&core_llm::WeightsSource::Dir(demo), None).unwrap();
+        let text = "naïve 🦀🦀 crabs, 日本語 and e\u{fffd}x";
+        let tokens = tokenizer.encode(text).unwrap();
+        let mut detokenizer = Detokenizer::new(&tokenizer);
+        let pieces: Vec<String> = tokens.iter().map(|token| detokenizer.push(*token).unwrap()).collect();
+        assert_eq!(pieces.concat() + &detokenizer.finish().unwrap(), text);
+        assert!(
+            pieces.iter().filter(|piece| piece.is_empty()).count() > 8,
+            "the text has characters of several tokens"
+        );
+
+        // What is cut off within a character ends before it, and what is no text at all still goes on.
+        let crab = tokenizer.encode("🦀").unwrap();
+        let mut detokenizer = Detokenizer::new(&tokenizer);
+        assert_eq!(detokenizer.push(crab[0]).unwrap() + &detokenizer.finish().unwrap(), "");
+        let mut detokenizer = Detokenizer::new(&tokenizer);
+        let pieces: Vec<String> = (0..100).map(|_| detokenizer.push(crab[0]).unwrap()).collect();
+        assert!(!pieces.concat().is_empty());
+        assert!(detokenizer.tokens.len() - detokenizer.context <= 2 * LONGEST_CHARACTER);
+    }
 
     /// Feeds `text` in pieces of `size` characters; gives content, thinking, whether it stopped, and the streamed content.
     fn split(text: &str, stops: &[&str], size: usize) -> (String, String, bool, String) {

@@ -108,6 +108,9 @@ impl Decoder {
             hidden = layer.forward(&hidden, &rope, Some(cache))?;
         }
         let keep = keep.min(tokens.len());
+        if keep == 0 {
+            return Ok(Tensor::zeros((0, self.config.vocabulary), DType::F32, hidden.device())?);
+        }
         let last = hidden.squeeze(0)?.narrow(0, tokens.len() - keep, keep)?.contiguous()?;
         Ok(head.forward(&norm.forward(&last)?)?.to_dtype(DType::F32)?)
     }

@@ -74,6 +74,11 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens })
     }
 
+    /// Whether the template's own text holds `text`, such as the name of a variable that it looks at.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.environment.get_template(NAME).is_ok_and(|template| template.source().contains(text))
+    }
+
     /// The text of a conversation. Messages are objects with `role` and `content` as templates expect them.
     ///
     /// # Errors

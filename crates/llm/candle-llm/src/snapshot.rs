@@ -1,0 +1,165 @@
+//! A snapshot on disk, checked from headers and configs before any weights are read.
+
+use core_llm::{CancelFlag, Error, Result, TextCapabilities, ThinkingSupport, WeightsSource};
+use layers::decoder::{Decoder, DecoderConfig, Part};
+use layers::text::{ChatTemplate, TemplateOptions, Tokenizer};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use weights::{Checkpoint, Weights, describe_unknown, identify, load_config, plans};
+
+/// Model types, as a `config.json` names them, whose decoder has the Llama shape.
+pub(crate) const MODEL_TYPES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
+/// Buffers of old checkpoints that are computed from the config instead.
+const COMPUTED: &str = "rotary_emb.inv_freq";
+
+/// Everything of a language model but its weights, which are known to be complete.
+pub(crate) struct Snapshot {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: ChatTemplate,
+    /// Tokens that end an answer.
+    pub(crate) ends: Vec<u32>,
+    config: DecoderConfig,
+    weights: Weights,
+}
+
+impl Snapshot {
+    /// Opens a snapshot to be held in `dtype`.
+    ///
+    /// # Errors
+    /// What keeps it from being loaded.
+    pub(crate) fn open(source: &WeightsSource, dtype: candle_core::DType, cancel: &CancelFlag) -> Result<Self> {
+        let (checkpoint, settings) = recognise(source)?;
+        let weights = Weights::new(Arc::new(checkpoint), &plans::decoder(), dtype, candle_core::Device::Cpu)?;
+        let weights = weights.with_cancel(cancel);
+        let config = DecoderConfig::new(&weights, Some(&settings))?;
+        let file = weights.checkpoint().path();
+        if config.tied && settings.get("tie_word_embeddings").and_then(Value::as_bool) == Some(false) {
+            return Err(Error::tensor(file, "lm_head.weight", "is missing, and config.json says the model has one"));
+        }
+        let dry = weights.dry_run();
+        Decoder::new(&dry, config.clone(), Part::Whole)?;
+        dry.get(&[config.vocabulary, config.heads.dim], "embed_tokens.weight")?;
+        if let Some(unknown) = dry.unused().iter().find(|name| !name.ends_with(COMPUTED)) {
+            let message = "is no part of a decoder of the Llama shape; this is another kind of model";
+            return Err(Error::tensor(file, unknown, message));
+        }
+        let words = tokenizer_place(source);
+        let tokenizer = Tokenizer::load(&words, None)?;
+        let template = ChatTemplate::load(&words, None)?;
+        let ends = end_tokens(source, &words, &config, &tokenizer)?;
+        Ok(Self { tokenizer, template, ends, config, weights })
+    }
+
+    /// Reads the weights.
+    ///
+    /// # Errors
+    /// A weight can't be read, or the load was cancelled.
+    pub(crate) fn decoder(&self) -> Result<Decoder> {
+        Decoder::new(&self.weights, self.config.clone(), Part::Whole)
+    }
+
+    /// `of_provider`, narrowed to this model.
+    pub(crate) fn capabilities(&self, of_provider: &TextCapabilities) -> TextCapabilities {
+        let options = TemplateOptions { add_generation_prompt: true, ..TemplateOptions::default() };
+        let prompt = self.template.render(&[json!({"role": "user", "content": "?"})], options);
+        let thinking = if self.template.mentions("enable_thinking") {
+            ThinkingSupport::Optional
+        } else if prompt.is_ok_and(|prompt| opens_thought(&prompt)) {
+            ThinkingSupport::Always
+        } else {
+            ThinkingSupport::None
+        };
+        TextCapabilities { thinking, context: Some(self.config.max_positions), ..of_provider.clone() }
+    }
+}
+
+/// Whether a prompt ends within a thought that the model is to continue.
+pub(crate) fn opens_thought(prompt: &str) -> bool {
+    prompt.trim_end().ends_with("<think>")
+}
+
+/// The checkpoint and config of a language model of the Llama shape.
+///
+/// # Errors
+/// It is something else; the message says what.
+pub(crate) fn recognise(source: &WeightsSource) -> Result<(Checkpoint, Value)> {
+    if let Some(file) = gguf_file(source) {
+        return Err(Error::weights(file, "is a GGUF file, which is not supported; use the model's safetensors files"));
+    }
+    let checkpoint = Checkpoint::from_source(source, None)?;
+    let refuse = |message: String| Error::weights(checkpoint.path(), message);
+    let config = load_config(source, "config.json")?;
+    let config = config.ok_or_else(|| refuse("needs the model's config.json beside it".into()))?;
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let model_type = model_type.ok_or_else(|| refuse("has a config.json without a model_type".into()))?;
+    if !MODEL_TYPES.contains(&model_type) {
+        return Err(refuse(format!("is of the type '{model_type}'; known here are {}", MODEL_TYPES.join(", "))));
+    }
+    if !identify(&checkpoint).iter().any(|found| ["qwen3", "llama"].contains(&found.family)) {
+        return Err(refuse(format!("is no language model: {}", describe_unknown(&checkpoint))));
+    }
+    Ok((checkpoint, config))
+}
+
+/// The source itself if it is GGUF, or the GGUF file in a folder that holds no safetensors.
+fn gguf_file(source: &WeightsSource) -> Option<PathBuf> {
+    let is_gguf = |path: &Path| {
+        let mut magic = [0; 4];
+        File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"GGUF"
+    };
+    match source {
+        WeightsSource::File(file) => is_gguf(file).then(|| file.clone()),
+        WeightsSource::Dir(folder) => {
+            let mut files: Vec<_> = std::fs::read_dir(folder).ok()?.filter_map(|e| Some(e.ok()?.path())).collect();
+            files.sort();
+            let named = |ending: &str| files.iter().filter(|p| p.extension().is_some_and(|e| e == ending)).collect();
+            let safetensors: Vec<&PathBuf> = named("safetensors");
+            let gguf: Vec<&PathBuf> = named("gguf");
+            gguf.into_iter().find(|path| safetensors.is_empty() && is_gguf(path)).cloned()
+        }
+        WeightsSource::Embedded(_) => None,
+    }
+}
+
+/// Where the tokenizer is: with the weights or, in a diffusers pipeline, in a folder beside theirs.
+pub(crate) fn tokenizer_place(source: &WeightsSource) -> WeightsSource {
+    let folder = match source {
+        WeightsSource::Dir(folder) => folder.as_path(),
+        WeightsSource::File(file) => file.parent().unwrap_or(Path::new("")),
+        WeightsSource::Embedded(_) => return source.clone(),
+    };
+    let beside = folder.parent().map(|parent| parent.join("tokenizer"));
+    match beside {
+        Some(beside) if !folder.join("tokenizer.json").exists() && beside.join("tokenizer.json").exists() => {
+            WeightsSource::Dir(beside)
+        }
+        _ => source.clone(),
+    }
+}
+
+/// End tokens of the model's config, its generation config and its tokenizer: chat models name the end of a turn in only
+/// one of them.
+fn end_tokens(
+    source: &WeightsSource,
+    words: &WeightsSource,
+    config: &DecoderConfig,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>> {
+    let mut ends = config.eos.clone();
+    let generation = load_config(source, "generation_config.json")?;
+    match generation.as_ref().and_then(|config| config.get("eos_token_id")) {
+        Some(Value::Array(ids)) => ends.extend(ids.iter().filter_map(Value::as_u64).map(|id| id as u32)),
+        Some(id) => ends.extend(id.as_u64().map(|id| id as u32)),
+        None => {}
+    }
+    let settings = load_config(words, "tokenizer_config.json")?;
+    let token = settings.as_ref().and_then(|settings| settings.get("eos_token"));
+    let token = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+    ends.extend(token.and_then(|token| tokenizer.token_id(token)));
+    ends.sort_unstable();
+    ends.dedup();
+    Ok(ends)
+}

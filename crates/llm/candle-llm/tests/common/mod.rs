@@ -1,0 +1,31 @@
+//! Tiny models with random weights.
+
+use conformance::recipe;
+use core_llm::*;
+use std::path::Path;
+
+pub fn registry() -> TextLlmRegistry {
+    candle_llm::register_providers(TextLlmRegistry::new()).unwrap()
+}
+
+/// Writes the tiny model of a family.
+pub fn write(family: &str, folder: &Path) {
+    let fixture = recipe::fixtures().join("llm-tiny").join(family);
+    recipe::write_folder(&fixture, folder, recipe::Format::F32, 1).unwrap();
+}
+
+pub fn load(folder: &Path) -> Result<Box<dyn TextLlm>> {
+    registry().load_for_model(&LoadSpec::dense(folder))
+}
+
+pub fn request(text: &str) -> TextLlmRequest {
+    TextLlmRequest { sampling: SamplingParams::greedy(), ..TextLlmRequest::new(vec![Message::user(text)], 24) }
+}
+
+/// Changes a JSON file.
+pub fn edit_json(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let bytes = std::fs::read(path).unwrap_or_else(|_| b"{}".to_vec());
+    let mut json = serde_json::from_slice(&bytes).unwrap();
+    change(&mut json);
+    std::fs::write(path, json.to_string()).unwrap();
+}
