@@ -83,7 +83,7 @@ pub(crate) mod avx512 {
         unsafe {
             let mut block = [_mm512_setzero_si512(); 16];
             for (r, row) in block.iter_mut().enumerate().take(rows) {
-                *row = _mm512_castps_si512(T::load::<F32x16>(from.add(r * stride), 16).0);
+                *row = _mm512_castps_si512(T::load::<F32x16<false>>(from.add(r * stride), 16).0);
             }
             for (c, column) in registers(block).into_iter().enumerate() {
                 _mm512_storeu_ps(to.add(c * rows), _mm512_castsi512_ps(column));

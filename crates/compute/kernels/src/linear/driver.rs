@@ -127,7 +127,7 @@ const TASK_ROWS: usize = 560;
 /// Panels of a task with many rows.
 const TASK_PANELS: usize = 8;
 /// Weights of a task with few rows, enough for the stream to gain speed.
-const TASK_BYTES: usize = 128 << 10;
+const TASK_BYTES: usize = 512 << 10;
 
 fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
     let geometry = layer.geometry;

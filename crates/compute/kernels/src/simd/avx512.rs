@@ -6,20 +6,29 @@ use half::{bf16, f16};
 
 use super::{Kernel, Simd};
 
+/// With `BF16` the CPU rounds to bf16 by itself (subnormal numbers to zero).
 #[derive(Clone, Copy)]
-pub(crate) struct F32x16(pub(crate) __m512);
+pub(crate) struct F32x16<const BF16: bool>(pub(crate) __m512);
 
 /// # Safety
 /// The CPU has these features, and the kernel's own contract holds.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: by the contract above.
-    unsafe { kernel.run::<F32x16>() }
+    unsafe { kernel.run::<F32x16<false>>() }
+}
+
+/// # Safety
+/// As for `run`, with AVX512-BF16 as well.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: by the contract above.
+    unsafe { kernel.run::<F32x16<true>>() }
 }
 
 // SAFETY (every block): the features are there and the pointers valid by the trait's contract.
 #[rustfmt::skip]
-impl Simd for F32x16 {
+impl<const BF16: bool> Simd for F32x16<BF16> {
     const LANES: usize = 16;
 
     #[inline(always)]
@@ -38,6 +47,10 @@ impl Simd for F32x16 {
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16) {
         unsafe {
+            if BF16 {
+                let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0));
+                return _mm256_storeu_si256(to.cast(), rounded);
+            }
             let bits = _mm512_castps_si512(self.0);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -129,6 +142,15 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     unsafe fn store_bf16_pairs(first: Self, second: Self, to: *mut bf16) {
+        if BF16 {
+            unsafe {
+                let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+                let upper = _mm512_slli_epi32::<16>(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)));
+                let halves = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second.0, first.0));
+                let pairs = _mm512_permutexvar_epi16(_mm512_or_si512(lanes, upper), halves);
+                return _mm512_storeu_si512(to.cast(), pairs);
+            }
+        }
         // The trait asks for finite values only, and allows ties to go up.
         unsafe {
             let round = |x: __m512| _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));

@@ -244,7 +244,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => avx512::run(kernel),
+            Isa::AmxBf16 | Isa::Avx512Bf16 => avx512::run_bf16(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::run(kernel),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::run(kernel),
             #[cfg(target_arch = "aarch64")]
