@@ -1,5 +1,6 @@
 //! The Z-Image family: descriptor, model, pipeline data and registration.
 
+pub mod bench;
 mod block;
 mod config;
 mod denoiser;

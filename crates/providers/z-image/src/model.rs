@@ -24,7 +24,8 @@ use crate::transformer::ZImageTransformer;
 use crate::{ZImageConfig, ZImageDenoiser, ZImageTextEncoder, ZImageVae};
 
 /// What the released autoencoder has where shapes say nothing.
-const VAE_DEFAULTS: VaeDefaults = VaeDefaults { norm_groups: 32, scaling_factor: 0.3611, shift_factor: 0.1159 };
+pub(crate) const VAE_DEFAULTS: VaeDefaults =
+    VaeDefaults { norm_groups: 32, scaling_factor: 0.3611, shift_factor: 0.1159 };
 /// Time shift of the released schedules.
 const SHIFT: f64 = 3.0;
 
@@ -47,11 +48,7 @@ impl ZImageModel {
     /// A component is missing, foreign or damaged, or the specification asks for what the family can't do.
     pub fn open(descriptor: &ModelDescriptor, spec: &LoadSpec) -> Result<Self> {
         refuse_unsupported(descriptor, spec)?;
-        let dtype = match spec.precision.unwrap_or_else(layers::best_cpu_precision) {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-            Precision::F16 => DType::F16,
-        };
+        let dtype = dtype_of(spec.precision.unwrap_or_else(layers::best_cpu_precision));
         let place = locate::component(spec, Role::Denoiser, "transformer")?;
         let weights = view(&place, Role::Denoiser, "z_image", dtype)?;
         let config = ZImageConfig::new(&weights, place.config("_class_name", "ZImage")?.as_ref())?;
@@ -178,6 +175,14 @@ impl DiffusionModel for ZImageModel {
 
     fn load_vae(&self, context: &LoadContext<'_>) -> Result<Arc<dyn Vae>> {
         Ok(Arc::new(self.vae(context.cancel)?))
+    }
+}
+
+pub(crate) fn dtype_of(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        Precision::F16 => DType::F16,
     }
 }
 
