@@ -9,6 +9,8 @@ use half::bf16;
 use kernels::attention::{Attention, View};
 use kernels::conv::{Conv2d, ConvEpilogue, ConvShape, Image, ImageShape};
 use kernels::linear::{Epilogue, PackedLinearBuilder, WeightFormat};
+use kernels::norm::Norm;
+use kernels::rope::{HeadNorm, Heads, Rope, RopeStyle, norm_rope};
 use kernels::{Ctx, Isa, Values, ValuesMut};
 
 struct Options(Vec<String>);
@@ -35,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut seconds, flop) = match work.as_str() {
         "linear" => linear(&ctx, &options, half, runs)?,
         "attention" => attention(&ctx, &options, half, runs)?,
+        "norm" | "rope" => rows(&ctx, &options, half, runs, work == "rope")?,
         "conv" => conv(&ctx, &options, half, runs)?,
         other => return Err(format!("no such work: {other}").into()),
     };
@@ -155,4 +158,22 @@ fn conv(ctx: &Ctx, options: &Options, half: bool, runs: usize) -> Timings {
     let mut out = Image::empty(half);
     let seconds = time(runs, || conv.forward(ctx, &x, &mut out, ConvEpilogue::default()))?;
     Ok((seconds, 2.0 * (conv.output_shape(shape).elements() * inputs * 9) as f64))
+}
+
+/// RMS norm, or norm and rotation of heads, in place; counts each element as one operation.
+fn rows(ctx: &Ctx, options: &Options, half: bool, runs: usize, rope: bool) -> Timings {
+    let (tokens, heads, dim) =
+        (options.number("tokens", 1088)?, options.number("heads", 30)?, options.number("dim", 128)?);
+    let mut x = Buffer::noise(tokens * heads * dim, half);
+    let (weight, table) = (vec![1f32; heads * dim], vec![0.6f32; tokens * dim / 2]);
+    let turn = Rope { cos: &table, sin: &table, positions: tokens, rotated: dim, style: RopeStyle::Interleaved };
+    let head_norm = HeadNorm { weight: &weight[..dim], eps: 1e-6 };
+    let seconds = time(runs, || {
+        if rope {
+            norm_rope(ctx, x.get_mut(), Heads::dense(tokens, heads, dim), Some(head_norm), Some(turn))
+        } else {
+            Norm::rms(1e-6).weight(&weight).in_place(ctx, x.get_mut(), heads * dim)
+        }
+    })?;
+    Ok((seconds, (tokens * heads * dim) as f64))
 }

@@ -177,38 +177,46 @@ unsafe fn rotate<V: Simd, T: Element>(x: *mut T, rope: Rope<'_>, at: usize) {
     // SAFETY: by the contract above.
     unsafe {
         let (cos, sin) = (rope.cos.as_ptr().add(at), rope.sin.as_ptr().add(at));
+        if rope.style == RopeStyle::Interleaved && V::LANES > 1 {
+            return rotate_neighbours::<V, T>(x, cos, sin, half);
+        }
+        // A vector of one lane finds neighbours like halves.
+        let (step, distance) = if rope.style == RopeStyle::HalfSplit { (1, half) } else { (2, 1) };
         for c in (0..half).step_by(V::LANES) {
             let len = V::LANES.min(half - c);
             let (cos, sin) = (f32::load::<V>(cos.add(c), len), f32::load::<V>(sin.add(c), len));
-            match rope.style {
-                RopeStyle::HalfSplit => {
-                    let (a, b) = (T::load::<V>(x.add(c), len), T::load::<V>(x.add(half + c), len));
-                    T::store(a.mul(cos).sub(b.mul(sin)), x.add(c), len);
-                    T::store(a.mul(sin).add(b.mul(cos)), x.add(half + c), len);
-                }
-                RopeStyle::Interleaved => {
-                    // Pairs are taken apart and put together again through the stack.
-                    let mut pairs = [0f32; 2 * MAX_LANES];
-                    let (mut even, mut odd) = ([0f32; MAX_LANES], [0f32; MAX_LANES]);
-                    for start in (0..2 * len).step_by(V::LANES) {
-                        let part = V::LANES.min(2 * len - start);
-                        T::load::<V>(x.add(2 * c + start), part).store(pairs.as_mut_ptr().add(start));
-                    }
-                    for i in 0..V::LANES {
-                        (even[i], odd[i]) = (pairs[2 * i], pairs[2 * i + 1]);
-                    }
-                    let (a, b) = (V::load(even.as_ptr()), V::load(odd.as_ptr()));
-                    a.mul(cos).sub(b.mul(sin)).store(even.as_mut_ptr());
-                    a.mul(sin).add(b.mul(cos)).store(odd.as_mut_ptr());
-                    for i in 0..V::LANES {
-                        (pairs[2 * i], pairs[2 * i + 1]) = (even[i], odd[i]);
-                    }
-                    for start in (0..2 * len).step_by(V::LANES) {
-                        let part = V::LANES.min(2 * len - start);
-                        T::store(V::load(pairs.as_ptr().add(start)), x.add(2 * c + start), part);
-                    }
-                }
+            let (first, second) = (x.add(c * step), x.add(c * step + distance));
+            let (a, b) = (T::load::<V>(first, len), T::load::<V>(second, len));
+            T::store(a.mul(cos).sub(b.mul(sin)), first, len);
+            T::store(a.mul(sin).add(b.mul(cos)), second, len);
+        }
+    }
+}
+
+/// Rotates pairs of neighbours: `x * (cos, cos) + (x1, x0) * (-sin, sin)`.
+///
+/// # Safety
+/// `x` has `2 * half` elements and the tables have `half`.
+#[inline(always)]
+unsafe fn rotate_neighbours<V: Simd, T: Element>(x: *mut T, cos: *const f32, sin: *const f32, half: usize) {
+    static SIGNS: [f32; MAX_LANES] = [-1., 1., -1., 1., -1., 1., -1., 1., -1., 1., -1., 1., -1., 1., -1., 1.];
+    let pairs = V::LANES / 2;
+    // SAFETY: by the contract above; the last, shorter piece of the tables is copied before it is read as a whole.
+    unsafe {
+        let signs = V::load(SIGNS.as_ptr());
+        for c in (0..half).step_by(pairs) {
+            let len = pairs.min(half - c);
+            let (mut cosines, mut sines) = ([0f32; MAX_LANES], [0f32; MAX_LANES]);
+            let (mut cos, mut sin) = (cos.add(c), sin.add(c));
+            if len < pairs {
+                std::ptr::copy_nonoverlapping(cos, cosines.as_mut_ptr(), len);
+                std::ptr::copy_nonoverlapping(sin, sines.as_mut_ptr(), len);
+                (cos, sin) = (cosines.as_ptr(), sines.as_ptr());
             }
+            let at = x.add(2 * c);
+            let x = T::load::<V>(at, 2 * len);
+            let y = x.mul(V::load_twice(cos)).add(x.swap_neighbours().mul(V::load_twice(sin).mul(signs)));
+            T::store(y, at, 2 * len);
         }
     }
 }

@@ -144,7 +144,7 @@ impl<'a> Attention<'a> {
             queries: tokens,
             keys: tokens,
             head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
+            scale: 1.0 / (head_dim.max(1) as f32).sqrt(),
             causal: None,
             mask: None,
         }
@@ -197,6 +197,9 @@ impl<'a> Attention<'a> {
         }
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return shape(format!("{} heads can't share {} heads of keys", self.heads, self.kv_heads));
+        }
+        if !self.scale.is_normal() {
+            return shape(format!("scores can't be scaled by {}", self.scale));
         }
         let long_enough = |what, need: usize, got: usize| {
             if got < need { Err(KernelError::Length { what, need, got }) } else { Ok(()) }

@@ -206,6 +206,7 @@ fn wrong_sizes_are_typed_errors() {
     assert!(go(good, view, view).is_ok());
     assert!(go(Attention { heads: 3, ..good }, view, view).is_err());
     assert!(go(Attention { kv_heads: 0, ..good }, view, view).is_err());
+    assert!(go(Attention { scale: 0.0, ..good }, view, view).is_err());
     assert!(go(Attention { head_dim: 513, ..good }, view, view).is_err());
     assert!(go(Attention { queries: 4, ..good }, view, view).is_err());
     assert!(go(Attention { keys: usize::MAX, ..good }, view, view).is_err());

@@ -107,6 +107,15 @@ impl Simd for F32x8 {
         }
     }
     #[inline(always)]
+    unsafe fn load_twice(from: *const f32) -> Self {
+        unsafe {
+            let half = _mm256_castps128_ps256(_mm_loadu_ps(from));
+            F32x8(_mm256_permutevar8x32_ps(half, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn swap_neighbours(self) -> Self { F32x8(unsafe { _mm256_permute_ps::<0b10_11_00_01>(self.0) }) }
+    #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Self {
         F32x8(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
     }

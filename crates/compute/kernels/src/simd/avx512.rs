@@ -107,6 +107,16 @@ impl<const BF16: bool> Simd for F32x16<BF16> {
     unsafe fn largest(self) -> f32 { unsafe { _mm512_reduce_max_ps(self.0) } }
 
     #[inline(always)]
+    unsafe fn load_twice(from: *const f32) -> Self {
+        unsafe {
+            let half = _mm512_castps256_ps512(_mm256_loadu_ps(from));
+            let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+            F32x16(_mm512_permutexvar_ps(twice, half))
+        }
+    }
+    #[inline(always)]
+    unsafe fn swap_neighbours(self) -> Self { F32x16(unsafe { _mm512_permute_ps::<0b10_11_00_01>(self.0) }) }
+    #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Self {
         F32x16(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
     }

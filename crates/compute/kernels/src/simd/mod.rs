@@ -59,10 +59,28 @@ pub(crate) trait Simd: Copy {
     /// The largest lane.
     unsafe fn largest(self) -> f32;
 
+    /// Half as many floats, each in two neighbouring lanes.
+    #[inline(always)]
+    unsafe fn load_twice(from: *const f32) -> Self {
+        // SAFETY: valid by the trait's contract, here and below.
+        unsafe { from_lanes(|i| from.add(i / 2).read_unaligned()) }
+    }
+
+    /// Lanes exchanged with their neighbours: 1, 0, 3, 2, …; not for a single lane.
+    #[inline(always)]
+    unsafe fn swap_neighbours(self) -> Self {
+        let mut lanes = [0f32; MAX_LANES];
+        // SAFETY: as above.
+        unsafe {
+            self.store(lanes.as_mut_ptr());
+            from_lanes(|i| lanes[i ^ 1])
+        }
+    }
+
     /// 16-bit floats, widened.
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Self {
-        // SAFETY: valid by the trait's contract, here and below.
+        // SAFETY: as above.
         unsafe { from_lanes(|i| from.add(i).read_unaligned().to_f32()) }
     }
 
