@@ -19,7 +19,7 @@ pub use candle_llm as llm;
 pub use core_llm;
 #[cfg(feature = "media")]
 pub use gen_core;
-pub use runtime_catalog::{CatalogError, RuntimeCatalog, RuntimeCatalogSnapshot};
+pub use runtime_catalog::{CatalogError, RuntimeCatalog, RuntimeCatalogBuilder, RuntimeCatalogSnapshot};
 
 /// The tensor backend.
 pub const BACKEND: &str = "candle";
@@ -42,20 +42,18 @@ pub mod providers {
 pub mod media {
     use gen_core::{ProviderRegistry, ProviderRegistryBuilder, Result};
 
-    /// Every media provider of this bundle: one line a family.
+    /// Adds every media provider of this bundle: one line a family.
+    pub fn register_providers(builder: ProviderRegistryBuilder) -> ProviderRegistryBuilder {
+        z_image::register_providers(builder)
+    }
+
+    /// The media providers of this bundle alone.
     ///
     /// # Errors
     /// Two providers share an id.
     pub fn provider_registry() -> Result<ProviderRegistry> {
-        let builder = ProviderRegistryBuilder::new();
-        let builder = z_image::register_providers(builder);
-        builder.build()
+        register_providers(ProviderRegistryBuilder::new()).build()
     }
-}
-
-/// Whether computing in bf16 is the fast way on this CPU.
-pub fn prefers_bf16() -> bool {
-    layers::best_cpu_precision() == core_llm::Precision::Bf16
 }
 
 /// The validated catalog of this bundle.
@@ -63,13 +61,10 @@ pub fn prefers_bf16() -> bool {
 /// # Errors
 /// The composition is wrong: a mistake in the bundle, found by its tests.
 pub fn catalog() -> Result<RuntimeCatalog, CatalogError> {
-    let text = candle_llm::register_providers(core_llm::TextLlmRegistry::new())?;
-    RuntimeCatalog::new(
-        PLATFORM,
-        BACKEND,
-        #[cfg(feature = "media")]
-        media::provider_registry()?,
-        text,
-        candle_llm::preparers()?,
-    )
+    let bundle = RuntimeCatalogBuilder::new(PLATFORM, BACKEND)
+        .text(candle_llm::register_providers)
+        .preparers(candle_llm::register_preparers);
+    #[cfg(feature = "media")]
+    let bundle = bundle.media(media::register_providers);
+    bundle.build()
 }

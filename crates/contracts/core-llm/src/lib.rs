@@ -13,8 +13,10 @@ mod stream;
 pub use descriptor::{TextCapabilities, TextLlmDescriptor, ThinkingSupport};
 pub use load::LoadSpec;
 pub use message::{ContentPart, Message, MessageRole, ToolCall};
-pub use preparer::{PrepareSpec, PreparerEntry, SnapshotPreparer, SnapshotPreparerRegistry};
-pub use registry::{TextLlm, TextLlmEntry, TextLlmRegistry};
+pub use preparer::{
+    PrepareSpec, PreparerEntry, SnapshotPreparer, SnapshotPreparerRegistry, SnapshotPreparerRegistryBuilder,
+};
+pub use registry::{TextLlm, TextLlmEntry, TextLlmRegistry, TextLlmRegistryBuilder};
 pub use request::{Constraint, SamplingParams, TextLlmRequest, Thinking};
 pub use runtime_base::{CancelFlag, DescriptorProblem, Error, Image, Precision, Quant, Result, WeightsSource};
 pub use stream::{Channel, FinishReason, StreamEvent, TextLlmOutput, Usage};

@@ -1,6 +1,7 @@
 //! Turning downloaded files into snapshots that load fast.
 
 use crate::{CancelFlag, Error, Quant, Result};
+use runtime_base::by_unique_id;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -54,30 +55,40 @@ pub struct PreparerEntry {
     pub preparer: Box<dyn SnapshotPreparer>,
 }
 
-/// Preparers by backend.
+/// Collects preparers; a second one for a backend is refused by [`Self::build`].
 #[derive(Default)]
-pub struct SnapshotPreparerRegistry {
-    preparers: BTreeMap<String, Box<dyn SnapshotPreparer>>,
+pub struct SnapshotPreparerRegistryBuilder {
+    entries: Vec<PreparerEntry>,
 }
 
-impl SnapshotPreparerRegistry {
-    /// An empty registry.
+impl SnapshotPreparerRegistryBuilder {
+    /// An empty builder.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Adds a preparer.
-    ///
-    /// # Errors
-    /// The backend has one already.
-    pub fn register(mut self, entry: PreparerEntry) -> Result<Self> {
-        let backend = entry.backend;
-        match self.preparers.insert(backend.clone(), entry.preparer) {
-            None => Ok(self),
-            Some(_) => Err(Error::Unsupported(format!("the backend '{backend}' has two snapshot preparers"))),
-        }
+    #[must_use]
+    pub fn register_preparer(mut self, entry: PreparerEntry) -> Self {
+        self.entries.push(entry);
+        self
     }
 
+    /// Freezes the registry.
+    ///
+    /// # Errors
+    /// A backend has two preparers.
+    pub fn build(self) -> Result<SnapshotPreparerRegistry> {
+        Ok(SnapshotPreparerRegistry { preparers: by_unique_id("snapshot preparer", self.entries, |e| &e.backend)? })
+    }
+}
+
+/// Preparers by backend.
+pub struct SnapshotPreparerRegistry {
+    preparers: BTreeMap<String, PreparerEntry>,
+}
+
+impl SnapshotPreparerRegistry {
     /// Backends with a preparer, ordered.
     pub fn backends(&self) -> impl Iterator<Item = &str> {
         self.preparers.keys().map(String::as_str)
@@ -94,6 +105,7 @@ impl SnapshotPreparerRegistry {
     /// As [`SnapshotPreparer::prepare`], and when there is no preparer.
     pub fn prepare_snapshot(&self, spec: &PrepareSpec) -> Result<()> {
         let preparer = self.preparers.values().next();
-        preparer.ok_or_else(|| Error::Unsupported("this build has no snapshot preparer".into()))?.prepare(spec)
+        let preparer = preparer.ok_or_else(|| Error::Unsupported("this build has no snapshot preparer".into()))?;
+        preparer.preparer.prepare(spec)
     }
 }

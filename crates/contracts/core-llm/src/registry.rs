@@ -1,7 +1,10 @@
 //! Language models by id.
 
 use crate::{Error, LoadSpec, Result, StreamEvent, TextLlmDescriptor, TextLlmOutput, TextLlmRequest};
+use runtime_base::{by_unique_id, unknown_id};
 use std::collections::BTreeMap;
+
+const KIND: &str = "language model";
 
 /// A loaded language model.
 pub trait TextLlm: Send + Sync {
@@ -39,30 +42,40 @@ pub struct TextLlmEntry {
     pub load: fn(&TextLlmDescriptor, &LoadSpec) -> Result<Box<dyn TextLlm>>,
 }
 
-/// Providers of language models, by id.
+/// Collects providers; duplicate ids are refused by [`Self::build`].
 #[derive(Default)]
-pub struct TextLlmRegistry {
-    entries: BTreeMap<String, TextLlmEntry>,
+pub struct TextLlmRegistryBuilder {
+    entries: Vec<TextLlmEntry>,
 }
 
-impl TextLlmRegistry {
-    /// An empty registry.
+impl TextLlmRegistryBuilder {
+    /// An empty builder.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Adds a provider.
-    ///
-    /// # Errors
-    /// The id is taken.
-    pub fn register(mut self, entry: TextLlmEntry) -> Result<Self> {
-        let id = entry.descriptor.id.clone();
-        match self.entries.insert(id.clone(), entry) {
-            None => Ok(self),
-            Some(_) => Err(Error::Unsupported(format!("the language model id '{id}' is registered twice"))),
-        }
+    #[must_use]
+    pub fn register_textllm(mut self, entry: TextLlmEntry) -> Self {
+        self.entries.push(entry);
+        self
     }
 
+    /// Freezes the registry.
+    ///
+    /// # Errors
+    /// An id stands twice.
+    pub fn build(self) -> Result<TextLlmRegistry> {
+        Ok(TextLlmRegistry { entries: by_unique_id(KIND, self.entries, |e| &e.descriptor.id)? })
+    }
+}
+
+/// Providers of language models, by id.
+pub struct TextLlmRegistry {
+    entries: BTreeMap<String, TextLlmEntry>,
+}
+
+impl TextLlmRegistry {
     /// Descriptors, ordered by id.
     pub fn descriptors(&self) -> impl Iterator<Item = &TextLlmDescriptor> {
         self.entries.values().map(|entry| &entry.descriptor)
@@ -73,13 +86,7 @@ impl TextLlmRegistry {
     /// # Errors
     /// There is no such provider, or it can't load the snapshot.
     pub fn load_textllm(&self, id: &str, spec: &LoadSpec) -> Result<Box<dyn TextLlm>> {
-        let entry = self.entries.get(id).ok_or_else(|| {
-            let known: Vec<_> = self.entries.keys().map(String::as_str).collect();
-            Error::Unsupported(format!(
-                "no language model provider is called '{id}'; this build has: {}",
-                known.join(", ")
-            ))
-        })?;
+        let entry = self.entries.get(id).ok_or_else(|| unknown_id(KIND, id, self.entries.keys()))?;
         (entry.load)(&entry.descriptor, spec)
     }
 
@@ -97,5 +104,53 @@ impl TextLlmRegistry {
         }
         let seen = if seen.is_empty() { "this build has no language models".to_owned() } else { seen.join("; ") };
         Err(Error::weights(spec.source.path(), format!("is no language model that can be loaded here ({seen})")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TextCapabilities;
+
+    fn entry(id: &str, can_load: fn(&LoadSpec) -> std::result::Result<(), String>) -> TextLlmEntry {
+        let descriptor = TextLlmDescriptor {
+            id: id.into(),
+            name: id.into(),
+            backend: "candle".into(),
+            model_types: vec!["llama".into()],
+            capabilities: TextCapabilities::default(),
+        };
+        // Says who was asked to load.
+        TextLlmEntry { descriptor, can_load, load: |descriptor, _| Err(Error::Backend(descriptor.id.clone())) }
+    }
+
+    fn registry(entries: Vec<TextLlmEntry>) -> Result<TextLlmRegistry> {
+        entries.into_iter().fold(TextLlmRegistryBuilder::new(), TextLlmRegistryBuilder::register_textllm).build()
+    }
+
+    #[test]
+    fn the_provider_that_recognises_a_snapshot_loads_it() {
+        let spec = LoadSpec::dense("nowhere");
+        let both = registry(vec![entry("b", |_| Ok(())), entry("a", |_| Err("saw a cat".into()))]).unwrap();
+        assert_eq!(both.load_for_model(&spec).err(), Some(Error::Backend("b".into())));
+        assert_eq!(both.load_textllm("a", &spec).err(), Some(Error::Backend("a".into())));
+        assert_eq!(both.descriptors().map(|d| d.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn what_was_seen_is_said() {
+        let spec = LoadSpec::dense("nowhere");
+        let none = registry(vec![entry("a", |_| Err("saw a cat".into()))]).unwrap();
+        let message = none.load_for_model(&spec).err().unwrap().to_string();
+        assert!(message.contains("a: saw a cat"), "{message}");
+        let message = none.load_textllm("b", &spec).err().unwrap().to_string();
+        assert!(message.contains("'b'") && message.contains("this build has: a"), "{message}");
+        assert!(registry(vec![]).unwrap().load_for_model(&spec).is_err());
+    }
+
+    #[test]
+    fn an_id_is_given_once() {
+        let twice = registry(vec![entry("a", |_| Ok(())), entry("a", |_| Ok(()))]);
+        assert!(twice.err().unwrap().to_string().contains("'a' is registered twice"));
     }
 }

@@ -30,6 +30,20 @@ pub enum ProviderKind {
     TextEmbedder,
 }
 
+impl ProviderKind {
+    /// The kind in words, for messages.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Generator => "generator",
+            Self::Transform => "transform",
+            Self::Trainer => "trainer",
+            Self::Captioner => "captioner",
+            Self::ImageEmbedder => "image embedder",
+            Self::TextEmbedder => "text embedder",
+        }
+    }
+}
+
 /// What a model makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -4,6 +4,7 @@ use crate::{
     Captioner, DiffusionModel, Error, Footprint, Generator, ImageEmbedder, LoadSpec, ModelDescriptor, ProviderKind,
     Result, TextEmbedder, Trainer, Transform,
 };
+use runtime_base::{by_unique_id, unknown_id};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -53,7 +54,7 @@ macro_rules! typed {
         impl ProviderRegistry {$(
             #[doc = concat!("Loads the [`", stringify!($trait), "`] named `id`.")]
             pub fn $load(&self, id: &str, spec: &LoadSpec) -> Result<Box<dyn $trait>> {
-                let entry = self.$field.get(id).ok_or_else(|| unknown(ProviderKind::$kind, id, self.$field.keys()))?;
+                let entry = self.$field.get(id).ok_or_else(|| unknown_id(ProviderKind::$kind.label(), id, self.$field.keys()))?;
                 (entry.load)(&entry.descriptor, spec)
             }
             #[doc = concat!("Descriptors of every [`", stringify!($trait), "`], ordered by id.")]
@@ -72,23 +73,6 @@ typed! {
     register_transform load_transform transforms transforms Transform Transform;
 }
 
-fn unknown<'a>(kind: ProviderKind, id: &str, known: impl Iterator<Item = &'a String>) -> Error {
-    let known: Vec<_> = known.map(String::as_str).collect();
-    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Error::Unsupported(format!("no {kind:?} is called '{id}'; this build has: {known}"))
-}
-
-fn unique<E>(kind: &str, entries: Vec<E>, id: impl Fn(&E) -> String) -> Result<BTreeMap<String, E>> {
-    let mut map = BTreeMap::new();
-    for entry in entries {
-        let id = id(&entry);
-        if map.insert(id.clone(), entry).is_some() {
-            return Err(Error::Unsupported(format!("the {kind} id '{id}' is registered twice")));
-        }
-    }
-    Ok(map)
-}
-
 impl ProviderRegistryBuilder {
     /// An empty builder.
     pub fn new() -> Self {
@@ -103,16 +87,17 @@ impl ProviderRegistryBuilder {
 
     /// Freezes the registry; an id that stands twice within a kind is an error.
     pub fn build(self) -> Result<ProviderRegistry> {
-        fn typed<T: ?Sized>(kind: &str, list: Vec<TypedEntry<T>>) -> Result<BTreeMap<String, TypedEntry<T>>> {
-            unique(kind, list, |e| e.descriptor.id.clone())
+        use ProviderKind as K;
+        fn typed<T: ?Sized>(kind: K, list: Vec<TypedEntry<T>>) -> Result<BTreeMap<String, TypedEntry<T>>> {
+            by_unique_id(kind.label(), list, |e| &e.descriptor.id)
         }
         Ok(ProviderRegistry {
-            generators: unique("generator", self.generators, |e| e.descriptor.id.clone())?,
-            trainers: typed("trainer", self.trainers)?,
-            captioners: typed("captioner", self.captioners)?,
-            image_embedders: typed("image embedder", self.image_embedders)?,
-            text_embedders: typed("text embedder", self.text_embedders)?,
-            transforms: typed("transform", self.transforms)?,
+            generators: by_unique_id(K::Generator.label(), self.generators, |e| &e.descriptor.id)?,
+            trainers: typed(K::Trainer, self.trainers)?,
+            captioners: typed(K::Captioner, self.captioners)?,
+            image_embedders: typed(K::ImageEmbedder, self.image_embedders)?,
+            text_embedders: typed(K::TextEmbedder, self.text_embedders)?,
+            transforms: typed(K::Transform, self.transforms)?,
         })
     }
 }
@@ -129,7 +114,7 @@ pub struct ProviderRegistry {
 
 impl ProviderRegistry {
     fn generator(&self, id: &str) -> Result<&GeneratorEntry> {
-        self.generators.get(id).ok_or_else(|| unknown(ProviderKind::Generator, id, self.generators.keys()))
+        self.generators.get(id).ok_or_else(|| unknown_id(ProviderKind::Generator.label(), id, self.generators.keys()))
     }
 
     /// Every generator, ordered by id; nothing is loaded.

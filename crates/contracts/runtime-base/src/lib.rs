@@ -11,7 +11,7 @@ mod image;
 mod source;
 
 pub use cancel::CancelFlag;
-pub use descriptor::DescriptorProblem;
+pub use descriptor::{DescriptorProblem, by_unique_id, unknown_id};
 pub use error::{Error, Result};
 pub use image::Image;
 pub use source::{OffloadPolicy, Precision, Quant, Role, WeightsSource};

@@ -1,6 +1,7 @@
 //! The text engine on Candle: decoder models and snapshot preparers.
 //!
-//! [`register_providers`] adds the language model provider `candle-llama`, [`preparers`] the preparer of its snapshots.
+//! [`register_providers`] adds the language model provider `candle-llama`, [`register_preparers`] the preparer of its
+//! snapshots.
 
 mod choose;
 mod llama;
@@ -8,24 +9,37 @@ mod prepare;
 mod snapshot;
 mod stream;
 
-use core_llm::{PreparerEntry, Result, SnapshotPreparerRegistry, TextLlmRegistry};
+use core_llm::{
+    PreparerEntry, Result, SnapshotPreparerRegistry, SnapshotPreparerRegistryBuilder, TextLlmRegistry,
+    TextLlmRegistryBuilder,
+};
 
 /// The tensor backend of everything here.
 pub const BACKEND: &str = "candle";
 
-/// Adds every language model provider of this crate.
-///
-/// # Errors
-/// An id is taken.
-pub fn register_providers(registry: TextLlmRegistry) -> Result<TextLlmRegistry> {
-    registry.register(llama::entry())
+/// Adds every language model provider of this crate to a bundle.
+pub fn register_providers(builder: TextLlmRegistryBuilder) -> TextLlmRegistryBuilder {
+    builder.register_textllm(llama::entry())
 }
 
-/// The snapshot preparers of this crate.
+/// Adds every snapshot preparer of this crate to a bundle.
+pub fn register_preparers(builder: SnapshotPreparerRegistryBuilder) -> SnapshotPreparerRegistryBuilder {
+    let preparer = Box::new(prepare::SafetensorsPreparer);
+    builder.register_preparer(PreparerEntry { backend: BACKEND.to_owned(), preparer })
+}
+
+/// The language model providers of this crate alone.
 ///
 /// # Errors
-/// None here; a bundle that adds its own may clash.
-pub fn preparers() -> Result<SnapshotPreparerRegistry> {
-    let entry = PreparerEntry { backend: BACKEND.to_owned(), preparer: Box::new(prepare::SafetensorsPreparer) };
-    SnapshotPreparerRegistry::new().register(entry)
+/// Two ids are the same.
+pub fn provider_registry() -> Result<TextLlmRegistry> {
+    register_providers(TextLlmRegistryBuilder::new()).build()
+}
+
+/// The snapshot preparers of this crate alone.
+///
+/// # Errors
+/// Two are for the same backend.
+pub fn preparer_registry() -> Result<SnapshotPreparerRegistry> {
+    register_preparers(SnapshotPreparerRegistryBuilder::new()).build()
 }

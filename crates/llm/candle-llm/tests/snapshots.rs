@@ -65,7 +65,9 @@ fn gguf_is_named_in_a_file_and_in_a_folder() {
     for path in [dir.path(), &file] {
         assert!(refusal(path).contains("GGUF"), "{}", refusal(path));
         let spec = PrepareSpec::dense(path, dir.path().join("out"));
-        assert!(candle_llm::preparers().unwrap().prepare_snapshot(&spec).unwrap_err().to_string().contains("GGUF"));
+        assert!(
+            candle_llm::preparer_registry().unwrap().prepare_snapshot(&spec).unwrap_err().to_string().contains("GGUF")
+        );
     }
 }
 
@@ -96,7 +98,7 @@ fn the_encoder_of_a_pipeline_speaks_and_becomes_a_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let (source, made) = (demo().join("text_encoder"), dir.path().join("deep/out"));
     let before = load(&source).unwrap().complete(&request("a red apple")).unwrap();
-    candle_llm::preparers().unwrap().prepare_snapshot(&PrepareSpec::dense(source, &made)).unwrap();
+    candle_llm::preparer_registry().unwrap().prepare_snapshot(&PrepareSpec::dense(source, &made)).unwrap();
     assert!(made.join("tokenizer.json").is_file());
     assert_eq!(load(&made).unwrap().complete(&request("a red apple")).unwrap(), before);
 }
@@ -110,7 +112,7 @@ fn files_of_every_kind_become_snapshots() {
         recipe::write_folder(&fixture, &source, format, shards).unwrap();
         let before = load(&source).unwrap().complete(&request("x")).unwrap();
         let path = if shards == 1 { source.join("model.safetensors") } else { source };
-        candle_llm::preparers().unwrap().prepare_snapshot(&PrepareSpec::dense(path, &made)).unwrap();
+        candle_llm::preparer_registry().unwrap().prepare_snapshot(&PrepareSpec::dense(path, &made)).unwrap();
         assert_eq!(load(&made).unwrap().complete(&request("x")).unwrap(), before, "{format:?} in {shards}");
     }
 }
@@ -120,7 +122,7 @@ fn a_preparation_that_fails_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (source, made) = (dir.path().join("in"), dir.path().join("made"));
     write("qwen3", &source);
-    let preparers = candle_llm::preparers().unwrap();
+    let preparers = candle_llm::preparer_registry().unwrap();
     let prepare = |spec: PrepareSpec| preparers.prepare_snapshot(&spec);
     let entries = || fs::read_dir(dir.path()).unwrap().count();
 

@@ -5,7 +5,7 @@ use core_llm::*;
 use std::path::Path;
 
 pub fn registry() -> TextLlmRegistry {
-    candle_llm::register_providers(TextLlmRegistry::new()).unwrap()
+    candle_llm::provider_registry().unwrap()
 }
 
 /// Writes the tiny model of a family.
