@@ -37,10 +37,11 @@ pub(crate) fn transpose(
     }
 }
 
-/// Packs `rows` rows of `len` values into `[len][rows]` of f32. Up to 15 values behind the end may be overwritten.
+/// Packs `rows` rows of `len` values into `len` columns of f32, `to_stride` apart. Up to 15 values behind each column
+/// may be overwritten.
 ///
 /// # Safety
-/// The rows, `stride` values apart, are valid, and so is `to`, with sixteen values to spare.
+/// The rows, `stride` values apart, are valid, and so is `to`, with sixteen values to spare; `to_stride >= rows`.
 pub(crate) unsafe fn pack_rows<T: Element>(
     isa: Isa,
     from: *const T,
@@ -48,6 +49,7 @@ pub(crate) unsafe fn pack_rows<T: Element>(
     rows: usize,
     len: usize,
     to: *mut f32,
+    to_stride: usize,
 ) {
     let mut whole = 0;
     #[cfg(target_arch = "x86_64")]
@@ -55,14 +57,14 @@ pub(crate) unsafe fn pack_rows<T: Element>(
         whole = len / 16 * 16;
         for k in (0..whole).step_by(16) {
             // SAFETY: AVX-512 is there. Each column is stored whole, over the next one's place, which comes after it.
-            unsafe { avx512::columns(from.add(k), stride, rows, to.add(k * rows)) };
+            unsafe { avx512::columns(from.add(k), stride, rows, to.add(k * to_stride), to_stride) };
         }
     }
     let _ = (isa, &mut whole);
     for r in 0..rows {
         for k in whole..len {
             // SAFETY: by the contract above.
-            unsafe { to.add(k * rows + r).write((*from.add(r * stride + k)).to_f32()) };
+            unsafe { to.add(k * to_stride + r).write((*from.add(r * stride + k)).to_f32()) };
         }
     }
 }
@@ -73,12 +75,18 @@ pub(crate) mod avx512 {
 
     use crate::simd::{Element, F32x16};
 
-    /// Sixteen columns of up to sixteen rows, `rows` values apart.
+    /// Sixteen columns of up to sixteen rows.
     ///
     /// # Safety
     /// AVX-512 is there, and the rows and sixteen whole vectors at `to` are valid.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(crate) unsafe fn columns<T: Element>(from: *const T, stride: usize, rows: usize, to: *mut f32) {
+    pub(crate) unsafe fn columns<T: Element>(
+        from: *const T,
+        stride: usize,
+        rows: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
         // SAFETY: by the contract above.
         unsafe {
             let mut block = [_mm512_setzero_si512(); 16];
@@ -86,7 +94,7 @@ pub(crate) mod avx512 {
                 *row = _mm512_castps_si512(T::load::<F32x16<false>>(from.add(r * stride), 16).0);
             }
             for (c, column) in registers(block).into_iter().enumerate() {
-                _mm512_storeu_ps(to.add(c * rows), _mm512_castsi512_ps(column));
+                _mm512_storeu_ps(to.add(c * to_stride), _mm512_castsi512_ps(column));
             }
         }
     }

@@ -5,8 +5,12 @@ use crate::isa::Isa;
 use crate::linear::float::Multiply;
 use crate::math;
 use crate::simd::{Element, Kernel, Simd, dispatch};
+use crate::transpose::pack_rows;
 
 const _: () = assert!(QUERIES == crate::linear::PANEL);
+
+/// Bytes that packing may write behind the end.
+const SPARE: usize = 64;
 
 /// Blocks of `KEYS` keys, multiplied `ROWS` rows at a time.
 pub(super) struct Float<const ROWS: usize, const KEYS: usize> {
@@ -17,15 +21,15 @@ impl<T: Element, const ROWS: usize, const KEYS: usize> Engine<T> for Float<ROWS,
     const KEYS: usize = KEYS;
 
     fn key_bytes(&self, dim: usize) -> usize {
-        (KEYS * dim * 4).next_multiple_of(64)
+        (KEYS * dim * 4).next_multiple_of(64) + SPARE
     }
 
     fn value_bytes(&self, dim: usize) -> usize {
-        (KEYS * dim * 4).next_multiple_of(64)
+        (KEYS * dim * 4).next_multiple_of(64) + SPARE
     }
 
     fn query_bytes(&self, dim: usize) -> usize {
-        QUERIES * dim * 4
+        QUERIES * dim * 4 + SPARE
     }
 
     fn sum_rows(&self, dim: usize) -> usize {
@@ -38,30 +42,18 @@ impl<T: Element, const ROWS: usize, const KEYS: usize> Engine<T> for Float<ROWS,
     unsafe fn pack_keys(&self, keys: Rows<T>, dim: usize, to: *mut u8) {
         for start in (0..keys.count).step_by(ROWS) {
             let rows = ROWS.min(keys.count - start);
-            // SAFETY: a block of rows takes `rows * dim` values.
+            // SAFETY: a block of rows takes `rows * dim` values, and what is written behind it belongs to the next one.
             unsafe {
-                let to = to.cast::<f32>().add(start * dim);
-                for r in 0..rows {
-                    let from = keys.start.add((start + r) * keys.stride);
-                    (0..dim).for_each(|c| to.add(c * rows + r).write((*from.add(c)).to_f32()));
-                }
+                let from = keys.start.add(start * keys.stride);
+                pack_rows(self.isa, from, keys.stride, rows, dim, to.cast::<f32>().add(start * dim), rows);
             }
         }
     }
 
     /// Blocks of elements, `[keys][elements]` each.
     unsafe fn pack_values(&self, values: Rows<T>, dim: usize, to: *mut u8) {
-        for start in (0..dim).step_by(ROWS) {
-            let rows = ROWS.min(dim - start);
-            // SAFETY: a block of elements takes `KEYS * rows` values.
-            unsafe {
-                let to = to.cast::<f32>().add(start * KEYS);
-                for key in 0..values.count {
-                    let from = values.start.add(key * values.stride + start);
-                    (0..rows).for_each(|r| to.add(key * rows + r).write((*from.add(r)).to_f32()));
-                }
-            }
-        }
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(self.isa, PackValues::<T, ROWS, KEYS> { values, dim, to: to.cast() }) }
     }
 
     /// `[dim][QUERIES]`.
@@ -70,9 +62,10 @@ impl<T: Element, const ROWS: usize, const KEYS: usize> Engine<T> for Float<ROWS,
         unsafe {
             let to = to.cast::<f32>();
             to.write_bytes(0, dim * QUERIES);
-            for i in 0..queries.count {
-                let from = queries.start.add(i * queries.stride);
-                (0..dim).for_each(|c| to.add(c * QUERIES + i).write((*from.add(c)).to_f32()));
+            for start in (0..queries.count).step_by(16) {
+                let rows = 16.min(queries.count - start);
+                let from = queries.start.add(start * queries.stride);
+                pack_rows(self.isa, from, queries.stride, rows, dim, to.add(start), QUERIES);
             }
         }
     }
@@ -128,6 +121,35 @@ impl<const ROWS: usize, const KEYS: usize> Float<ROWS, KEYS> {
             unsafe {
                 let (a, sums) = (a.add(start * room), sums.add(start * QUERIES));
                 dispatch(self.isa, Multiply { a, b, sums, rows, len, first });
+            }
+        }
+    }
+}
+
+/// Values in blocks of elements. Whole vectors are stored, each over the place of what comes next.
+struct PackValues<T, const ROWS: usize, const KEYS: usize> {
+    values: Rows<T>,
+    dim: usize,
+    to: *mut f32,
+}
+
+impl<T: Element, const ROWS: usize, const KEYS: usize> Kernel for PackValues<T, ROWS, KEYS> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Simd>(self) {
+        for start in (0..self.dim).step_by(ROWS) {
+            let rows = ROWS.min(self.dim - start);
+            for key in 0..self.values.count {
+                for c in (0..rows).step_by(V::LANES) {
+                    // SAFETY: reads stay within the head; a block takes `KEYS * rows` values, with a vector to spare
+                    // behind the last one.
+                    unsafe {
+                        let from = self.values.start.add(key * self.values.stride + start + c);
+                        let to = self.to.add(start * KEYS + key * rows + c);
+                        T::load::<V>(from, V::LANES.min(self.dim - start - c)).store(to);
+                    }
+                }
             }
         }
     }

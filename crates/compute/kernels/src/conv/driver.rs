@@ -242,6 +242,7 @@ impl Task<'_> {
                                     count,
                                     length,
                                     to,
+                                    count,
                                 );
                             }
                             Values::Bf16(x) => {
@@ -252,6 +253,7 @@ impl Task<'_> {
                                     count,
                                     length,
                                     to,
+                                    count,
                                 );
                             }
                         }

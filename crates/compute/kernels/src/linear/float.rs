@@ -18,6 +18,9 @@ pub(crate) const SCALAR_ROWS: usize = 4;
 /// Vectors of columns that a block works on at a time.
 const VECTORS: usize = 2;
 
+/// Inner elements between those multiplied and those asked for.
+const AHEAD: usize = 14;
+
 /// Arithmetic in f32 with blocks of `ROWS` rows.
 pub(super) struct Float<const ROWS: usize> {
     pub(super) isa: Isa,
@@ -43,8 +46,8 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
             unsafe {
                 let to = to.chunk(chunk).cast::<f32>();
                 match x {
-                    Values::F32(x) => pack_rows(self.isa, x[at..].as_ptr(), inputs, rows, len, to),
-                    Values::Bf16(x) => pack_rows(self.isa, x[at..].as_ptr(), inputs, rows, len, to),
+                    Values::F32(x) => pack_rows(self.isa, x[at..].as_ptr(), inputs, rows, len, to, rows),
+                    Values::Bf16(x) => pack_rows(self.isa, x[at..].as_ptr(), inputs, rows, len, to, rows),
                 }
             }
         }
@@ -171,6 +174,9 @@ impl Multiply {
                 let (mut a, mut b) = (self.a, self.b.add(column));
                 for _ in 0..self.len {
                     let w: [V; VECTORS] = [V::load(b), V::load(b.add(V::LANES))];
+                    // A chunk of weights and a block of rows together are more than L1 likes to keep.
+                    V::prefetch(a.wrapping_add(ROWS * AHEAD));
+                    (0..VECTORS).for_each(|v| V::prefetch(b.wrapping_add(PANEL * AHEAD + v * V::LANES)));
                     for r in 0..ROWS {
                         let x = V::splat(*a.add(r));
                         for v in 0..VECTORS {

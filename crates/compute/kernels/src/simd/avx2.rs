@@ -107,6 +107,8 @@ impl Simd for F32x8 {
         }
     }
     #[inline(always)]
+    unsafe fn prefetch(from: *const f32) { unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) } }
+    #[inline(always)]
     unsafe fn load_twice(from: *const f32) -> Self {
         unsafe {
             let half = _mm256_castps128_ps256(_mm_loadu_ps(from));

@@ -107,6 +107,8 @@ impl<const BF16: bool> Simd for F32x16<BF16> {
     unsafe fn largest(self) -> f32 { unsafe { _mm512_reduce_max_ps(self.0) } }
 
     #[inline(always)]
+    unsafe fn prefetch(from: *const f32) { unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) } }
+    #[inline(always)]
     unsafe fn load_twice(from: *const f32) -> Self {
         unsafe {
             let half = _mm512_castps256_ps512(_mm256_loadu_ps(from));

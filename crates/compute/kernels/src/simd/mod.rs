@@ -59,6 +59,10 @@ pub(crate) trait Simd: Copy {
     /// The largest lane.
     unsafe fn largest(self) -> f32;
 
+    /// Asks for a line to be brought into L1; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch(_from: *const f32) {}
+
     /// Half as many floats, each in two neighbouring lanes.
     #[inline(always)]
     unsafe fn load_twice(from: *const f32) -> Self {
