@@ -1,0 +1,206 @@
+//! A run that is queued or in work: its state, and the events that its watchers get.
+
+use crate::state::{NodePhase, NodeState, RunFailure, RunState, RunStatus, Take};
+use engine_graph::{Event, Observer, Progress};
+use gen_core::CancelFlag;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::broadcast;
+
+/// Progress of one run is sent this often at most.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// Events that a watcher may be behind before it gets a fresh snapshot instead.
+const WATCHER_LAG: usize = 256;
+/// Events that a returning watcher can catch up on.
+const HISTORY: usize = 512;
+
+/// An event as it is sent: JSON with its number.
+#[derive(Debug, Clone)]
+pub struct RunEvent {
+    /// Its number within the run, from 1.
+    pub seq: u64,
+    /// The frame's text.
+    pub json: Arc<str>,
+    /// Whether it is the last one.
+    pub terminal: bool,
+}
+
+struct Inner {
+    state: RunState,
+    seq: u64,
+    history: VecDeque<RunEvent>,
+    /// When progress was last sent, and of which node and phase.
+    last_progress: Option<(Instant, String, engine_graph::Phase)>,
+}
+
+/// A run in memory.
+pub struct LiveRun {
+    /// Stops it.
+    pub cancel: CancelFlag,
+    inner: Mutex<Inner>,
+    sender: broadcast::Sender<RunEvent>,
+}
+
+/// What a watcher starts from: the state, what it missed, and what comes.
+pub struct Subscription {
+    /// The state when the subscription began, with the number of the last event in it.
+    pub state: RunState,
+    /// That number.
+    pub seq: u64,
+    /// Events after the number that the watcher last saw.
+    pub missed: Vec<RunEvent>,
+    /// Events to come.
+    pub receiver: broadcast::Receiver<RunEvent>,
+}
+
+impl LiveRun {
+    pub(crate) fn new(state: RunState) -> Self {
+        let inner = Inner { state, seq: 0, history: VecDeque::new(), last_progress: None };
+        Self { cancel: CancelFlag::new(), inner: Mutex::new(inner), sender: broadcast::channel(WATCHER_LAG).0 }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state now.
+    pub fn state(&self) -> RunState {
+        self.lock().state.clone()
+    }
+
+    /// Where it stands now.
+    pub fn status(&self) -> RunStatus {
+        self.lock().state.status
+    }
+
+    /// Watches the run from now on; with `after`, also gets what was sent since that event.
+    pub fn subscribe(&self, after: Option<u64>) -> Subscription {
+        let inner = self.lock();
+        let missed = match after {
+            Some(after) => inner.history.iter().filter(|e| e.seq > after).cloned().collect(),
+            None => Vec::new(),
+        };
+        // Subscribing under the lock: nothing falls between the state and the first event.
+        Subscription { state: inner.state.clone(), seq: inner.seq, missed, receiver: self.sender.subscribe() }
+    }
+
+    fn send(&self, inner: &mut Inner, mut event: Value, terminal: bool) {
+        inner.seq += 1;
+        event["runId"] = json!(inner.state.run_id);
+        event["seq"] = json!(inner.seq);
+        let event = RunEvent { seq: inner.seq, json: event.to_string().into(), terminal };
+        inner.history.push_back(event.clone());
+        if inner.history.len() > HISTORY {
+            inner.history.pop_front();
+        }
+        // Nobody watching is fine.
+        let _ = self.sender.send(event);
+    }
+
+    pub(crate) fn started(&self) {
+        let mut inner = self.lock();
+        inner.state.status = RunStatus::Running;
+        self.send(&mut inner, json!({"type": "run_started"}), false);
+    }
+
+    /// Records the end and tells the watchers; the caller has stored it.
+    pub(crate) fn announce_end(&self) {
+        let mut inner = self.lock();
+        let event = terminal_event(&inner.state);
+        self.send(&mut inner, event, true);
+    }
+
+    /// Sets the end without telling anyone, and gives the state to be stored.
+    pub(crate) fn end(&self, status: RunStatus, error: Option<RunFailure>) -> RunState {
+        let mut inner = self.lock();
+        if let Some(node) = error.as_ref().and_then(|e| e.node_id.clone()).and_then(|id| inner.state.nodes.get_mut(&id))
+        {
+            node.end(NodePhase::Error);
+        }
+        inner.state.status = status;
+        inner.state.error = error;
+        inner.state.refresh_fraction();
+        inner.state.clone()
+    }
+
+    pub(crate) fn add_take(&self, take: Take) {
+        self.lock().state.takes.push(take);
+    }
+
+    fn node_progress(&self, node_id: &str, progress: &Progress) {
+        let mut inner = self.lock();
+        if let Some(node) = inner.state.nodes.get_mut(node_id) {
+            node.progress(progress);
+        }
+        inner.state.refresh_fraction();
+        let now = Instant::now();
+        let too_soon = inner.last_progress.as_ref().is_some_and(|(at, node, phase)| {
+            now - *at < PROGRESS_INTERVAL && node == node_id && *phase == progress.phase
+        });
+        if too_soon {
+            return;
+        }
+        inner.last_progress = Some((now, node_id.to_owned(), progress.phase));
+        let mut event = json!({
+            "type": "progress",
+            "nodeId": node_id,
+            "phase": progress.phase,
+            "fraction": progress.fraction,
+            "status": progress.status,
+        });
+        let optional = [
+            ("step", progress.step.map(u64::from)),
+            ("stepCount", progress.step_count.map(u64::from)),
+            ("etaMs", progress.eta_ms),
+        ];
+        for (key, value) in optional {
+            if let Some(value) = value {
+                event[key] = json!(value);
+            }
+        }
+        self.send(&mut inner, event, false);
+    }
+
+    fn node_done(&self, node_id: &str, cached: bool) {
+        let mut inner = self.lock();
+        if let Some(node) = inner.state.nodes.get_mut(node_id) {
+            node.end(if cached { NodePhase::Cached } else { NodePhase::Done });
+        }
+        inner.state.refresh_fraction();
+        let takes: Vec<&Take> = inner.state.takes.iter().filter(|take| take.node_id == node_id).collect();
+        let event = json!({"type": "node_done", "nodeId": node_id, "cached": cached, "takes": takes});
+        self.send(&mut inner, event, false);
+    }
+}
+
+/// The last event of an ended run, without its number.
+pub fn terminal_event(state: &RunState) -> Value {
+    match state.status {
+        RunStatus::Done => json!({"type": "run_done", "runId": state.run_id}),
+        RunStatus::Cancelled => json!({"type": "cancelled", "runId": state.run_id}),
+        _ => {
+            let message = state.error.as_ref().map_or("", |e| e.message.as_str());
+            let node = state.error.as_ref().and_then(|e| e.node_id.as_deref());
+            json!({"type": "error", "runId": state.run_id, "message": message, "nodeId": node})
+        }
+    }
+}
+
+impl Observer for LiveRun {
+    fn event(&self, event: Event<'_>) {
+        match event {
+            Event::Started { node_id } => {
+                let mut inner = self.lock();
+                if let Some(node) = inner.state.nodes.get_mut(node_id) {
+                    *node = NodeState { state: NodePhase::Running, ..NodeState::queued() };
+                }
+            }
+            Event::Progress { node_id, progress } => self.node_progress(node_id, progress),
+            Event::Done { node_id, cached } => self.node_done(node_id, cached),
+            // The run's end tells of it.
+            Event::Failed { .. } | Event::Preview { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Working off the queue.
+
+use crate::engine::{Engine, Job};
+use crate::state::{RunFailure, RunStatus};
+use crate::takes;
+use engine_graph::{
+    Event, Execution, NodeError, NodeOutput, Observer, OutputSink, Phase, Progress, RunError, validate,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+impl Engine {
+    /// Runs one job after another until the engine stops.
+    pub(crate) fn work(&self) {
+        while let Some((id, job)) = self.next_job() {
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.execute(&id, &job)));
+            let (status, failure) = outcome.unwrap_or_else(|_| {
+                let message = "internal error; the engine's log has the details".to_owned();
+                (RunStatus::Error, Some(RunFailure { node_id: None, message }))
+            });
+            let state = job.live.end(status, failure);
+            if let Err(error) = self.handle.block_on(self.store.end(&state)) {
+                // The watchers learn the outcome all the same; after a restart the run is tried once more.
+                tracing::error!(%error, run = %id, "the end of a run couldn't be stored");
+            }
+            job.live.announce_end();
+            self.forget_later(&id);
+        }
+    }
+
+    fn execute(&self, id: &str, job: &Job) -> (RunStatus, Option<RunFailure>) {
+        if job.live.cancel.is_cancelled() {
+            return (RunStatus::Cancelled, None);
+        }
+        let failed =
+            |node_id: Option<String>, message: String| (RunStatus::Error, Some(RunFailure { node_id, message }));
+        if let Err(error) = self.handle.block_on(self.store.start(id)) {
+            tracing::error!(%error, run = %id, "a run couldn't be started");
+            return failed(None, "the run database failed; the engine's log has the details".into());
+        }
+        job.live.started();
+        self.refresh_models();
+        // Files may have come or gone since the submission.
+        let graph = match validate(&job.graph, &self.registry(), &job.target) {
+            Ok(graph) => graph,
+            Err(error) => return failed(error.node_id, error.message),
+        };
+        let sink = TakeSink { engine: self, run_id: id, job };
+        let execution = Execution::new(self.nodes.runners())
+            .cache(&self.cache, &*self.nodes)
+            .observer(&job.live)
+            .sink(&sink)
+            .cancel(job.live.cancel.clone());
+        match execution.run(&graph) {
+            Ok(_) => (RunStatus::Done, None),
+            Err(RunError::Cancelled | RunError::Node { error: NodeError::Cancelled, .. }) => {
+                (RunStatus::Cancelled, None)
+            }
+            Err(RunError::Node { node_id, error }) => failed(Some(node_id), error.to_string()),
+        }
+    }
+}
+
+/// Makes takes of outputs: encoded, written, listed, shown.
+struct TakeSink<'a> {
+    engine: &'a Engine,
+    run_id: &'a str,
+    job: &'a Job,
+}
+
+impl OutputSink for TakeSink<'_> {
+    fn save(&self, output: &NodeOutput<'_>) -> Result<(), NodeError> {
+        let node_id = output.node.id();
+        let saving = Progress::new(Phase::Save, 0.99, "saving");
+        self.job.live.event(Event::Progress { node_id, progress: &saving });
+        for encoded in takes::encode(&self.job.graph, output)? {
+            let take = takes::write(self.engine.media.takes(), encoded, self.run_id, node_id);
+            let take =
+                take.map_err(|e| NodeError::new(format!("the take can't be written: {e}; make room and run again")))?;
+            // A retry after a crash finds what the first attempt listed.
+            let listed = |t: &crate::Take| t.node_id == take.node_id && t.hash == take.hash;
+            if self.job.retried && self.job.live.state().takes.iter().any(listed) {
+                continue;
+            }
+            self.engine.handle.block_on(self.engine.store.add_take(&take)).map_err(|error| {
+                tracing::error!(%error, run = %self.run_id, "a take couldn't be listed");
+                NodeError::new("the take can't be listed: the run database failed; make room and run again")
+            })?;
+            self.job.live.add_take(take);
+        }
+        Ok(())
+    }
+}
