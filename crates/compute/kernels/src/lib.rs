@@ -129,6 +129,7 @@ mod math;
 mod memory;
 pub mod norm;
 pub mod pool;
+mod recycle;
 pub mod rope;
 mod simd;
 #[cfg(target_arch = "x86_64")]
@@ -140,4 +141,5 @@ pub use ctx::Ctx;
 pub use error::{KernelError, Result};
 pub use isa::Isa;
 pub use pool::Pool;
+pub use recycle::{Recycler, unwritten};
 pub use values::{Values, ValuesMut};

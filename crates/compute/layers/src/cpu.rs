@@ -59,7 +59,7 @@ pub(crate) fn read<T>(x: &Tensor, f: impl FnOnce(Values<'_>) -> kernels::Result<
     f(slice(values(&storage)?, range)).map_err(Error::wrap)
 }
 
-/// Runs a kernel over the elements of `inputs`, row-major, into a new tensor of `shape`. The inputs lie on the CPU in f32 or
+/// Runs a kernel over the elements of `inputs`, row-major, into a new tensor of `shape`, every element of which it writes. The inputs lie on the CPU in f32 or
 /// bf16; one that isn't contiguous is copied first.
 pub(crate) fn compute(
     inputs: &[&Tensor],
@@ -92,6 +92,12 @@ pub(crate) fn rows_together(x: &Tensor) -> Result<Tensor> {
     if x.stride().last() == Some(&1) { Ok(x.clone()) } else { x.contiguous() }
 }
 
+#[allow(unsafe_code)] // the one place where kernels are given their outputs
+fn room<T: bytemuck::Pod>(shape: &Shape) -> Vec<T> {
+    // SAFETY: a kernel writes all of its output before it reads any; if it fails, the output is dropped unread.
+    unsafe { kernels::unwritten(shape.elem_count()) }
+}
+
 fn run(
     inputs: &[&Tensor],
     shape: Shape,
@@ -103,12 +109,12 @@ fn run(
     let buffers = buffers.collect::<Result<Vec<_>>>()?;
     match dtype {
         DType::F32 => {
-            let mut out = vec![0f32; shape.elem_count()];
+            let mut out = room::<f32>(&shape);
             kernel(&buffers, (&mut out).into()).map_err(Error::wrap)?;
             Tensor::from_vec(out, &shape, &Device::Cpu)
         }
         DType::BF16 => {
-            let mut out = vec![bf16::ZERO; shape.elem_count()];
+            let mut out = room::<bf16>(&shape);
             kernel(&buffers, (&mut out).into()).map_err(Error::wrap)?;
             Tensor::from_vec(out, &shape, &Device::Cpu)
         }
