@@ -1,8 +1,9 @@
-//! Linear layers. Which implementation serves is decided here, once, when the weights are read.
+//! Linear layers. Which implementation serves, and how weights are held, is decided here, once, when they are read.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 use kernels::linear::{Epilogue, PackedLinear, PackedLinearBuilder, Residual, WeightFormat};
 use kernels::{Ctx, Values};
+use runtime_base::Quant;
 use weights::{RowBlock, Weights};
 
 use crate::error::backend;
@@ -28,10 +29,20 @@ impl Matrix {
         let rows = parts.iter().map(|(_, rows)| rows).sum();
         let outputs = if gated { rows / 2 } else { rows };
         let (device, dtype) = parts.first().map_or((&Device::Cpu, DType::F32), |(w, _)| (w.device(), w.dtype()));
+        let quant = parts.iter().find_map(|(weights, _)| weights.quant());
+        let served = cpu::serves(device, dtype);
+        let format = match (quant, dtype) {
+            (None, DType::BF16) => WeightFormat::Bf16,
+            (None, _) => WeightFormat::F32,
+            (Some(Quant::Q8), _) if served => WeightFormat::Int8,
+            (Some(other), _) => {
+                let message = format!("weights can't be held in {other:?} for {dtype:?} arithmetic on this device");
+                return Err(weights::Error::Unsupported(message));
+            }
+        };
         let storage = if parts.iter().any(|(weights, _)| weights.is_dry_run()) {
             rehearse(parts, inputs, bias)?
-        } else if cpu::serves(device, dtype) {
-            let format = if dtype == DType::BF16 { WeightFormat::Bf16 } else { WeightFormat::F32 };
+        } else if served {
             let builder = if gated { PackedLinearBuilder::gated } else { PackedLinearBuilder::new };
             let layer = pack(parts, builder(format, outputs, inputs).map_err(backend)?, inputs)?;
             Storage::Packed(if bias { add_bias(layer, parts)? } else { layer })
@@ -88,7 +99,7 @@ impl Matrix {
 /// Asks for everything, so that it is checked, and keeps nothing.
 fn rehearse(parts: &[(&Weights, usize)], inputs: usize, bias: bool) -> weights::Result<Storage> {
     for (weights, rows) in parts {
-        weights.get(&[*rows, inputs], "weight")?;
+        weights.for_each_rows([*rows, inputs], "weight", BLOCK, |_, _| Ok(()))?;
         if bias {
             weights.get(&[*rows], "bias")?;
         }
@@ -201,5 +212,32 @@ impl GatedMlp {
     /// `onto + forward(x)`, in the type of `onto`.
     pub fn forward_onto(&self, x: &Tensor, onto: &Tensor) -> Result<Tensor> {
         self.down.forward_onto(&self.pair.forward(x, Some(self.activation), None)?, onto)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{noise, relative_error};
+
+    #[test]
+    fn only_blocks_are_quantized_and_come_close() {
+        for dtype in [DType::F32, DType::BF16] {
+            let weights = Weights::random(96 * 200, dtype, Device::Cpu);
+            let small = weights.clone().with_quant(Some(Quant::Q8));
+            let x = noise(&[3, 96], 1).to_dtype(dtype).unwrap();
+            let linear = |weights: &Weights| Linear::new(weights, 96, 200, true).unwrap().forward(&x).unwrap();
+            let mlp = |weights: &Weights| {
+                let mlp = GatedMlp::new(weights, weights, weights, [96, 200], Activation::Silu).unwrap();
+                mlp.forward(&x).unwrap()
+            };
+            assert_eq!(relative_error(&linear(&small), &linear(&weights)), 0.0);
+            for (got, want) in [(linear(&small.blocks()), linear(&weights)), (mlp(&small.blocks()), mlp(&weights))] {
+                let error = relative_error(&got, &want);
+                assert!(error > 1e-5 && error < 2e-2, "{dtype:?}: {error}");
+            }
+            let other = weights.clone().with_quant(Some(Quant::Nf4)).blocks();
+            assert!(Linear::new(&other, 96, 200, false).is_err());
+        }
     }
 }

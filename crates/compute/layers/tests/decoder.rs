@@ -89,6 +89,28 @@ fn every_family_gives_the_reference_logits_and_continuation() {
 }
 
 #[test]
+fn eight_bits_stay_near_the_reference_logits() {
+    for family in ["qwen3", "llama3", "qwen2"] {
+        let fixture = recipe::fixtures().join("llm-tiny").join(family);
+        let dir = tempfile::tempdir().unwrap();
+        recipe::write_folder(&fixture, dir.path(), recipe::Format::F32, 1).unwrap();
+        let weights = weights(dir.path()).with_quant(Some(runtime_base::Quant::Q8));
+        let config = load_config(&WeightsSource::Dir(dir.path().to_owned()), "config.json").unwrap();
+        let config = DecoderConfig::new(&weights, config.as_ref()).unwrap();
+        let decoder = Decoder::new(&weights, config, Part::Whole).unwrap();
+        let bytes = std::fs::read(fixture.join("outputs.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let prompt = ids(&file, "input_ids");
+        let all = decoder.forward(&prompt, &mut KvCache::new(), prompt.len(), &CancelFlag::new()).unwrap();
+        let all = all.to_vec2::<f32>().unwrap();
+        let chosen: Vec<f32> = ids(&file, "positions").iter().flat_map(|p| all[*p as usize].clone()).collect();
+        let error = relative_error(&chosen, &floats(&file, "logits"));
+        println!("{family}: {error:.1e}");
+        assert!(error > 1e-4 && error < 5e-2, "{family}: {error:e}");
+    }
+}
+
+#[test]
 fn a_prefix_of_layers_is_a_text_encoder() {
     let fixture = recipe::fixtures().join("demo-golden");
     let weights = weights(&demo().join("text_encoder"));

@@ -3,18 +3,20 @@
 use crate::{Checkpoint, Error, KeyPlan, Resolved, Result, Source, StoredDtype};
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
-use runtime_base::CancelFlag;
+use runtime_base::{CancelFlag, Quant};
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 struct Root {
     checkpoint: Arc<Checkpoint>,
     resolved: Resolved,
-    asked: Mutex<BTreeSet<String>>,
+    /// Names that were asked for, and whether as a matrix of a repeated block.
+    asked: Mutex<BTreeMap<String, bool>>,
     cancel: CancelFlag,
     dry: bool,
+    quant: Option<Quant>,
     random: Option<Arc<Random>>,
 }
 
@@ -33,6 +35,7 @@ impl Root {
             asked: Mutex::default(),
             cancel: self.cancel.clone(),
             dry: self.dry,
+            quant: self.quant,
             random: self.random.clone(),
         }
     }
@@ -45,6 +48,7 @@ pub struct Weights {
     prefix: String,
     dtype: DType,
     device: Device,
+    in_blocks: bool,
 }
 
 /// Rows of a matrix as they are read, in the format that is nearest to the one on disk.
@@ -90,8 +94,8 @@ impl Weights {
         device: Device,
     ) -> Self {
         let (asked, cancel) = (Mutex::default(), CancelFlag::new());
-        let root = Root { checkpoint, resolved, asked, cancel, dry: false, random };
-        Self { root: Arc::new(root), prefix: String::new(), dtype, device }
+        let root = Root { checkpoint, resolved, asked, cancel, dry: false, quant: None, random };
+        Self { root: Arc::new(root), prefix: String::new(), dtype, device, in_blocks: false }
     }
 
     /// The same view, with every read refused once `cancel` is set. To be called before the view is cloned.
@@ -99,6 +103,46 @@ impl Weights {
     pub fn with_cancel(self, cancel: &CancelFlag) -> Self {
         let root = Root { cancel: cancel.clone(), ..self.root.again() };
         Self { root: Arc::new(root), ..self }
+    }
+
+    /// The same view, with the matrices of [`Self::blocks`] to be held in `quant`. To be called before the view is cloned.
+    #[must_use]
+    pub fn with_quant(self, quant: Option<Quant>) -> Self {
+        Self { root: Arc::new(Root { quant, ..self.root.again() }), ..self }
+    }
+
+    /// The same view for a model's repeated blocks, whose matrices are nearly all of its weights and the part that is
+    /// quantized. Layers at its ends stay as they are: they are small, and errors there weigh most.
+    #[must_use]
+    pub fn blocks(&self) -> Self {
+        Self { in_blocks: true, ..self.clone() }
+    }
+
+    /// How matrices of this view are to be held, if not in the compute type.
+    pub fn quant(&self) -> Option<Quant> {
+        self.root.quant.filter(|_| self.in_blocks)
+    }
+
+    /// Bytes that a tensor takes in memory as it is held, once it was asked for.
+    pub fn held_bytes(&self, name: &str) -> u64 {
+        let shape = self.shape(name).unwrap_or_default();
+        let elements = shape.iter().product::<usize>() as u64;
+        match self.root.quant.filter(|_| self.is_block_matrix(name)) {
+            None => elements * self.dtype.size_in_bytes() as u64,
+            // A factor and a sum beside each row.
+            Some(Quant::Q8) => elements + 8 * shape.first().map_or(0, |rows| *rows as u64),
+            // Blocks of 32 with a factor of 16 bits.
+            Some(Quant::Q4 | Quant::Nf4 | Quant::Nvfp4) => elements * 18 / 32,
+        }
+    }
+
+    /// The part of [`Self::held_bytes`] that a quantization would shrink: all of a matrix of [`Self::blocks`].
+    pub fn quantizable_bytes(&self, name: &str) -> u64 {
+        if self.root.quant.is_none() && self.is_block_matrix(name) { self.held_bytes(name) } else { 0 }
+    }
+
+    fn is_block_matrix(&self, name: &str) -> bool {
+        self.asked().get(&self.full(name)) == Some(&true)
     }
 
     /// The same view for a rehearsal: a model that is built from it is checked tensor by tensor as in earnest, and
@@ -254,6 +298,9 @@ impl Weights {
         mut each: impl FnMut(Range<usize>, RowBlock<'_>) -> Result<()>,
     ) -> Result<()> {
         let (source, stored, bytes) = self.find(&shape, name)?;
+        if self.in_blocks {
+            self.asked().insert(self.full(name), true);
+        }
         if self.root.dry {
             return Ok(());
         }
@@ -275,8 +322,12 @@ impl Weights {
 
     /// Canonical names that nobody asked for since the view was made: leftovers that the model doesn't know.
     pub fn unused(&self) -> Vec<String> {
-        let asked = self.root.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        self.root.resolved.keys().filter(|name| !asked.contains(*name)).cloned().collect()
+        let asked = self.asked();
+        self.root.resolved.keys().filter(|name| !asked.contains_key(*name)).cloned().collect()
+    }
+
+    fn asked(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
+        self.root.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn full(&self, name: &str) -> String {
@@ -300,7 +351,7 @@ impl Weights {
         }
         let source =
             self.root.resolved.get(&full).ok_or_else(|| Error::tensor(checkpoint.path(), &full, "is missing"))?;
-        self.root.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(full);
+        self.asked().entry(full).or_default();
         if source.shape != shape {
             return Err(self.error(source, format!("has shape {:?} where the model needs {shape:?}", source.shape)));
         }

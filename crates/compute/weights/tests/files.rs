@@ -1,6 +1,7 @@
 //! Real files: layouts that must be told apart, and files that must be refused.
 
 use conformance::{headers, recipe};
+use runtime_base::Quant;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,6 +97,29 @@ fn a_rehearsal_checks_everything_and_reads_nothing() {
     assert!(unused.contains(&"layers.7.feed_forward.w3.weight".to_owned()));
     assert!(!unused.contains(&"layers.7.feed_forward.w2.weight".to_owned()));
     assert!(view.unused().contains(&"layers.7.feed_forward.w2.weight".to_owned()));
+}
+
+#[test]
+fn matrices_of_blocks_take_the_memory_of_their_quantization() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let tensors = [("layers.0.w", vec![4, 6]), ("layers.0.norm", vec![6]), ("head.w", vec![4, 6])];
+    let tensors = tensors.map(|(name, shape)| (name.to_owned(), shape).into());
+    recipe::write_safetensors(&path, &tensors, recipe::Format::F32).unwrap();
+    let checkpoint = Arc::new(Checkpoint::open(&path).unwrap());
+    let held = |quant: Option<Quant>| {
+        let plan = weights::KeyPlan::identity();
+        let view = Weights::new(checkpoint.clone(), &plan, candle_core::DType::F32, candle_core::Device::Cpu).unwrap();
+        let dry = view.with_quant(quant).dry_run();
+        let block = dry.blocks().pp("layers").pp(0);
+        assert_eq!((dry.quant(), block.quant()), (None, quant));
+        block.get(&[6], "norm").unwrap();
+        block.for_each_rows([4, 6], "w", 1, |_, _| Ok(())).unwrap();
+        dry.pp("head").for_each_rows([4, 6], "w", 1, |_, _| Ok(())).unwrap();
+        ["layers.0.w", "layers.0.norm", "head.w"].map(|name| (dry.held_bytes(name), dry.quantizable_bytes(name)))
+    };
+    assert_eq!(held(None), [(96, 96), (24, 0), (96, 0)]);
+    assert_eq!(held(Some(Quant::Q8)), [(24 + 4 * 8, 0), (24, 0), (96, 0)]);
 }
 
 #[test]

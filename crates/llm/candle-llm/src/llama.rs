@@ -5,7 +5,7 @@ use crate::snapshot::{MODEL_TYPES, Snapshot, opens_thought, recognise};
 use crate::stream::{Detokenizer, Splitter};
 use candle_core::DType;
 use core_llm::{
-    Error, FinishReason, LoadSpec, Message, Precision, Result, StreamEvent, TextCapabilities, TextLlm,
+    Error, FinishReason, LoadSpec, Message, Precision, Quant, Result, StreamEvent, TextCapabilities, TextLlm,
     TextLlmDescriptor, TextLlmEntry, TextLlmOutput, TextLlmRequest, Thinking, ThinkingSupport, Usage,
 };
 use layers::decoder::{Decoder, KvCache};
@@ -21,7 +21,11 @@ pub(crate) fn entry() -> TextLlmEntry {
         name: "Llama-shaped language models".into(),
         backend: crate::BACKEND.into(),
         model_types: MODEL_TYPES.iter().map(|t| (*t).to_owned()).collect(),
-        capabilities: TextCapabilities { thinking: ThinkingSupport::Optional, ..TextCapabilities::default() },
+        capabilities: TextCapabilities {
+            thinking: ThinkingSupport::Optional,
+            quants: vec![Quant::Q8],
+            ..TextCapabilities::default()
+        },
     };
     TextLlmEntry {
         descriptor,
@@ -39,7 +43,7 @@ struct Llama {
 
 impl Llama {
     fn load(mut descriptor: TextLlmDescriptor, spec: &LoadSpec) -> Result<Self> {
-        if let Some(quant) = spec.quant {
+        if let Some(quant) = spec.quant.filter(|quant| !descriptor.capabilities.quants.contains(quant)) {
             return Err(Error::Unsupported(format!("{} can't quantize to {quant:?} while loading", descriptor.id)));
         }
         let dtype = match spec.precision.unwrap_or_else(layers::best_cpu_precision) {
@@ -47,7 +51,7 @@ impl Llama {
             Precision::Bf16 => DType::BF16,
             Precision::F16 => return Err(Error::Unsupported("f16 is not computed on CPUs; use bf16 or f32".into())),
         };
-        let snapshot = Snapshot::open(&spec.source, dtype, &spec.cancel)?;
+        let snapshot = Snapshot::open(&spec.source, dtype, spec.quant, &spec.cancel)?;
         descriptor.capabilities = snapshot.capabilities(&descriptor.capabilities);
         Ok(Self { descriptor, decoder: snapshot.decoder()?, snapshot })
     }

@@ -28,7 +28,7 @@ impl SnapshotPreparer for SafetensorsPreparer {
         }
         let source = WeightsSource::from_path(&spec.source);
         // What can't be loaded is refused before a byte is written.
-        Snapshot::open(&source, candle_core::DType::F32, &spec.cancel)?;
+        Snapshot::open(&source, candle_core::DType::F32, None, &spec.cancel)?;
         let parts = parts(&source)?;
         let failed = |e: io::Error| Error::weights(destination, format!("can't be written: {e}"));
         let parent = destination.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,6 +1,7 @@
 //! A snapshot on disk, checked from headers and configs before any weights are read.
 
-use core_llm::{CancelFlag, Error, Result, TextCapabilities, ThinkingSupport, WeightsSource};
+use candle_core::{DType, Device};
+use core_llm::{CancelFlag, Error, Quant, Result, TextCapabilities, ThinkingSupport, WeightsSource};
 use layers::decoder::{Decoder, DecoderConfig, Part};
 use layers::text::{ChatTemplate, TemplateOptions, Tokenizer};
 use serde_json::{Value, json};
@@ -26,14 +27,19 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Opens a snapshot to be held in `dtype`.
+    /// Opens a snapshot to be held in `dtype`, its big weights in `quant`.
     ///
     /// # Errors
     /// What keeps it from being loaded.
-    pub(crate) fn open(source: &WeightsSource, dtype: candle_core::DType, cancel: &CancelFlag) -> Result<Self> {
+    pub(crate) fn open(
+        source: &WeightsSource,
+        dtype: DType,
+        quant: Option<Quant>,
+        cancel: &CancelFlag,
+    ) -> Result<Self> {
         let (checkpoint, settings) = recognise(source)?;
-        let weights = Weights::new(Arc::new(checkpoint), &plans::decoder(), dtype, candle_core::Device::Cpu)?;
-        let weights = weights.with_cancel(cancel);
+        let weights = Weights::new(Arc::new(checkpoint), &plans::decoder(), dtype, Device::Cpu)?;
+        let weights = weights.with_cancel(cancel).with_quant(quant);
         let config = DecoderConfig::new(&weights, Some(&settings))?;
         let file = weights.checkpoint().path();
         if config.tied && settings.get("tie_word_embeddings").and_then(Value::as_bool) == Some(false) {

@@ -114,6 +114,16 @@ fn a_prompt_of_several_chunks_is_answered_in_both_formats() {
 }
 
 #[test]
+fn a_model_speaks_in_eight_bits_too() {
+    let dir = tempfile::tempdir().unwrap();
+    write("qwen3", dir.path());
+    let model = common::registry().load_for_model(&LoadSpec::quantized(dir.path(), Quant::Q8)).unwrap();
+    let output = model.complete(&request("a red apple")).unwrap();
+    assert_eq!(model.complete(&request("a red apple")).unwrap(), output);
+    assert!(!output.text.is_empty());
+}
+
+#[test]
 fn thinking_follows_the_template() {
     let dir = tempfile::tempdir().unwrap();
     write("qwen3", dir.path());

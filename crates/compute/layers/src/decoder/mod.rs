@@ -55,7 +55,7 @@ impl Decoder {
             Part::Layers(count) => count.min(config.layers),
         };
         let windows = config.windows.iter().copied().chain(std::iter::repeat(None));
-        let layer = |(index, window)| DecoderLayer::new(&weights.pp("layers").pp(index), &config, window);
+        let layer = |(index, window)| DecoderLayer::new(&weights.blocks().pp("layers").pp(index), &config, window);
         let layers = (0..count).zip(windows).map(layer).collect::<weights::Result<Vec<_>>>()?;
         let output = match part {
             Part::Layers(_) => None,
