@@ -176,8 +176,8 @@ impl Sums {
         }
     }
 
-    /// Adds the product of two pairs of tiles. The left ones of the step after the next are asked for, and four lines
-    /// of `ahead` are fetched into L2.
+    /// Adds the product of two pairs of tiles; four lines of `ahead` are fetched into L2. Other work goes on around it, so
+    /// there is nothing to gain from asking for tiles early.
     ///
     /// # Safety
     /// Both pairs are valid; `ahead` may be any address.
@@ -189,18 +189,14 @@ impl Sums {
                 "tileloadd tmm6, [{b} + {row}]",
                 "tileloadd tmm4, [{a} + {row}]",
                 to_l2!("ahead" 0),
-                to_l1!("a" 4096 4160 4224 4288 4352 4416 4480 4544),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tileloadd tmm5, [{a} + {row} + 1024]",
                 to_l2!("ahead" 64),
-                to_l1!("a" 4608 4672 4736 4800 4864 4928 4992 5056),
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tileloadd tmm7, [{b} + {row} + 1024]",
                 to_l2!("ahead" 128),
-                to_l1!("a" 5120 5184 5248 5312 5376 5440 5504 5568),
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 to_l2!("ahead" 192),
-                to_l1!("a" 5632 5696 5760 5824 5888 5952 6016 6080),
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 a = in(reg) a,
                 b = in(reg) b,
