@@ -1,1 +1,150 @@
 //! The /v1 API: routes, websocket and safety rules.
+
+mod body;
+mod error;
+mod events;
+mod files;
+mod guard;
+mod models;
+mod runs;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use engine_runs::Engine;
+use futures::FutureExt;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+pub use error::ApiError;
+
+/// Largest bodies, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyLimits {
+    /// JSON.
+    pub json: usize,
+    /// Uploaded files.
+    pub asset: usize,
+}
+
+impl Default for BodyLimits {
+    fn default() -> Self {
+        Self { json: 8 << 20, asset: 256 << 20 }
+    }
+}
+
+/// Where to listen and whom to answer.
+#[derive(Debug, Clone, Default)]
+pub struct ServerConfig {
+    /// Bearer token that requests must carry.
+    pub token: Option<String>,
+    /// Listen beyond this machine without a token.
+    pub insecure: bool,
+    /// Largest bodies.
+    pub limits: BodyLimits,
+}
+
+/// Why the server doesn't start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address would open the engine to others without a token.
+    #[error("{0} can be reached from other machines: set INLINE_TOKEN, or give --insecure if that is meant")]
+    Exposed(SocketAddr),
+    /// The address can't be listened on.
+    #[error("can't listen on {address}: {error}; choose another --port")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// Serving failed.
+    #[error("the server stopped: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// What handlers share.
+#[derive(Clone)]
+pub(crate) struct AppState {
+    engine: Arc<Engine>,
+    token: Option<Arc<str>>,
+    limits: BodyLimits,
+}
+
+impl AppState {
+    fn engine(&self) -> Arc<Engine> {
+        Arc::clone(&self.engine)
+    }
+}
+
+/// Binds the address.
+///
+/// # Errors
+/// The address is taken, or would expose the engine without a token.
+pub async fn bind(address: SocketAddr, config: &ServerConfig) -> Result<TcpListener, ServeError> {
+    if !address.ip().is_loopback() && config.token.is_none() && !config.insecure {
+        return Err(ServeError::Exposed(address));
+    }
+    TcpListener::bind(address).await.map_err(|error| ServeError::Bind { address, error })
+}
+
+/// Serves until `stop` resolves.
+///
+/// # Errors
+/// The listener failed.
+pub async fn serve(
+    listener: TcpListener,
+    config: ServerConfig,
+    engine: Arc<Engine>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), ServeError> {
+    axum::serve(listener, router(config, engine)).with_graceful_shutdown(stop).await?;
+    Ok(())
+}
+
+/// The routes.
+pub fn router(config: ServerConfig, engine: Arc<Engine>) -> Router {
+    let state = AppState { engine, token: config.token.map(Into::into), limits: config.limits };
+    Router::new()
+        .route("/v1/health", get(models::health))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*node_type}", get(models::get))
+        .route("/v1/runs", get(runs::list).post(runs::submit))
+        .route("/v1/runs/{id}", get(runs::get).delete(runs::cancel))
+        .route("/v1/runs/{id}/events", get(events::events))
+        .route("/v1/takes", get(runs::list_takes))
+        .route("/v1/takes/{id}", get(runs::get_take))
+        .route("/v1/takes/{id}/bytes", get(runs::take_bytes))
+        .route("/v1/assets", post(models::upload))
+        .route("/v1/assets/{id}/bytes", get(models::asset_bytes))
+        .fallback(|| async { ApiError::not_found("there is no such route; the API is below /v1") })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route doesn't take that method")
+        })
+        .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
+        .layer(middleware::from_fn(tidy))
+        .with_state(state)
+}
+
+/// Turns a handler's panic and the framework's own refusals into JSON errors.
+async fn tidy(request: Request, next: Next) -> Response {
+    let Ok(response) = AssertUnwindSafe(next.run(request)).catch_unwind().await else {
+        let message = "internal error; the engine's log has the details";
+        return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).into_response();
+    };
+    let is_json = response.headers().get("content-type").is_some_and(|v| v.as_bytes().starts_with(b"application/json"));
+    let status = response.status();
+    if is_json || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let text = axum::body::to_bytes(response.into_body(), 4096).await.unwrap_or_default();
+    let message = String::from_utf8_lossy(&text).trim().to_owned();
+    let message = if message.is_empty() { status.canonical_reason().unwrap_or("refused").to_owned() } else { message };
+    let code = if status.is_client_error() { "invalid_request" } else { "internal" };
+    ApiError::new(status, code, message).into_response()
+}

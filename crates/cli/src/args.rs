@@ -1,0 +1,183 @@
+//! The command line. Every setting is also an environment variable.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Renders typed node graphs into immutable takes, on the machine at hand.
+#[derive(Debug, Parser)]
+#[command(name = "inline", version, max_term_width = 110)]
+pub struct Cli {
+    /// Settings that every command shares.
+    #[command(flatten)]
+    pub settings: SettingsArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Settings that every command shares.
+#[derive(Debug, Clone, Args)]
+pub struct SettingsArgs {
+    /// Folder of model files, in ComfyUI-style categories
+    #[arg(long, global = true, env = "INLINE_MODELS_DIR", default_value = "./models", value_name = "DIR")]
+    pub models_dir: PathBuf,
+    /// Folder of runs, takes and assets
+    #[arg(long, global = true, env = "INLINE_DATA_DIR", default_value = "./.inline", value_name = "DIR")]
+    pub data_dir: PathBuf,
+    /// Device profile: gpu-max, lowvram or cpu [default: by the machine]
+    #[arg(long, global = true, env = "INLINE_PROFILE", value_name = "PROFILE")]
+    pub profile: Option<String>,
+    /// Memory of the GPU that may be used, in GiB [default: all of it]
+    #[arg(long, global = true, env = "INLINE_VRAM_BUDGET_GB", value_name = "GB")]
+    pub vram_budget_gb: Option<String>,
+    /// Whether weights may wait in host memory: 1 or 0
+    #[arg(long, global = true, env = "INLINE_ALLOW_CPU_OFFLOAD", value_name = "FLAG")]
+    pub allow_cpu_offload: Option<String>,
+    /// Whether small GPUs keep int8 weights resident: 1 or 0
+    #[arg(long, global = true, env = "INLINE_SMART_MEMORY", value_name = "FLAG")]
+    pub smart_memory: Option<String>,
+    /// Split over several GPUs, such as pipefusion=2,ulysses=2
+    #[arg(long, global = true, env = "INLINE_PARALLEL", value_name = "SPLIT")]
+    pub parallel: Option<String>,
+    /// Z-Image checkpoint, a file or folder, used when a node names none
+    #[arg(long, global = true, env = "INLINE_ZIMAGE_MODEL", value_name = "PATH")]
+    pub zimage_model: Option<PathBuf>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Render a prompt to a PNG file
+    Render(RenderArgs),
+    /// Run a graph without a server
+    Run(RunArgs),
+    /// Serve the /v1 API
+    Serve(ServeArgs),
+    /// List what this build can load and what the models folder offers
+    Models {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what a checkpoint is, from its header
+    Inspect {
+        /// A checkpoint file or folder
+        path: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Time a piece of work on random weights
+    Bench(BenchArgs),
+}
+
+/// Arguments of `render`.
+#[derive(Debug, Args)]
+pub struct RenderArgs {
+    /// What to draw
+    pub prompt: String,
+    /// The PNG file to write [default: a name made from the prompt and seed]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Node type [default: the installed model, else the built-in demo]
+    #[arg(long, value_name = "TYPE")]
+    pub node: Option<String>,
+    /// Width in pixels
+    #[arg(long, value_name = "PX")]
+    pub width: Option<u32>,
+    /// Height in pixels
+    #[arg(long, value_name = "PX")]
+    pub height: Option<u32>,
+    /// Sampler steps
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u32>,
+    /// Guidance scale, 0 for none
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true)]
+    pub guidance: Option<String>,
+    /// Seed from 0 to 2^64-1, or -1 for a random one
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    pub seed: Option<String>,
+    /// Number of pictures; picture i uses seed+i
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub count: u32,
+    /// Picture to start from
+    #[arg(long, value_name = "FILE")]
+    pub image: Option<PathBuf>,
+    /// How far to move away from the picture, 0 to 1
+    #[arg(long, value_name = "X", requires = "image", allow_negative_numbers = true)]
+    pub strength: Option<String>,
+    /// What to avoid; needs guidance
+    #[arg(long, value_name = "TEXT")]
+    pub negative: Option<String>,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The graph, a JSON file, or - for standard input
+    pub graph: PathBuf,
+    /// Id of the node whose takes are wanted
+    #[arg(long, value_name = "ID")]
+    pub target: String,
+    /// Folder that the takes are written to
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Address to listen on
+    #[arg(long, env = "INLINE_HOST", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on
+    #[arg(long, env = "INLINE_PORT", default_value_t = 8848)]
+    pub port: u16,
+    /// Bearer token that requests must carry
+    #[arg(long, env = "INLINE_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// Listen beyond this machine without a token
+    #[arg(long)]
+    pub insecure: bool,
+    /// Folder below which `input/image` may read files by path; may be given several times
+    #[arg(long, value_name = "DIR")]
+    pub allow_path: Vec<PathBuf>,
+}
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The work
+    #[arg(value_enum)]
+    pub work: BenchWork,
+    /// Family whose true widths are used
+    #[arg(long, default_value = "z-image", value_parser = ["z-image"])]
+    pub geometry: String,
+    /// Main transformer layers
+    #[arg(long, default_value_t = 4)]
+    pub layers: usize,
+    /// Width in pixels
+    #[arg(long, default_value_t = 512)]
+    pub width: u32,
+    /// Height in pixels
+    #[arg(long, default_value_t = 512)]
+    pub height: u32,
+    /// Timed repetitions
+    #[arg(long, default_value_t = 3)]
+    pub steps: usize,
+    /// f32 or bf16 [default: the best one here]
+    #[arg(long, value_parser = ["f32", "bf16"])]
+    pub dtype: Option<String>,
+    /// Print one JSON line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What can be timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchWork {
+    /// One denoise step
+    Denoise,
+    /// Decoding latents to a picture
+    Decode,
+}

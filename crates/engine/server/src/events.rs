@@ -1,0 +1,121 @@
+//! The websocket of a run.
+
+use crate::AppState;
+use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade};
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use engine_runs::{RunState, Subscription, Watch};
+use serde::Deserialize;
+use serde_json::json;
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+
+/// Close code for a run that isn't known.
+const UNKNOWN_RUN: u16 = 4404;
+/// A watcher that takes nothing for this long is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Deserialize)]
+pub(crate) struct EventsQuery {
+    after: Option<u64>,
+}
+
+pub(crate) async fn events(
+    State(state): State<AppState>,
+    Path(id): Path<String>,
+    Query(query): Query<EventsQuery>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    upgrade.max_message_size(64 << 10).on_upgrade(move |socket| async move {
+        watch(state, id, query.after, socket).await;
+    })
+}
+
+async fn watch(state: AppState, id: String, after: Option<u64>, mut socket: WebSocket) {
+    match state.engine().watch(&id, after).await {
+        Ok(Some(Watch::Live(subscription))) => {
+            if follow(&state, &id, subscription, &mut socket).await.is_ok() {
+                close(&mut socket, 1000, "").await;
+            }
+        }
+        Ok(Some(Watch::Ended { state, event })) => {
+            let sent = send(&mut socket, snapshot(&state, event.seq)).await;
+            if sent.is_ok() && send(&mut socket, event.json.to_string()).await.is_ok() {
+                close(&mut socket, 1000, "").await;
+            }
+        }
+        Ok(None) => close(&mut socket, UNKNOWN_RUN, "unknown run").await,
+        Err(error) => {
+            tracing::error!(%error, "watching a run");
+            close(&mut socket, 1011, "storage failed").await;
+        }
+    }
+}
+
+/// The watcher went away.
+struct Gone;
+
+fn snapshot(state: &RunState, seq: u64) -> String {
+    json!({"type": "snapshot", "runId": state.run_id, "state": state, "seq": seq}).to_string()
+}
+
+async fn send(socket: &mut WebSocket, text: String) -> Result<(), Gone> {
+    let sent = tokio::time::timeout(PATIENCE, socket.send(Message::Text(Utf8Bytes::from(text)))).await;
+    match sent {
+        Ok(Ok(())) => Ok(()),
+        _ => Err(Gone),
+    }
+}
+
+async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
+    let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
+    let _ = tokio::time::timeout(PATIENCE, socket.send(Message::Close(Some(frame)))).await;
+}
+
+/// Sends a snapshot, what was missed, and everything that comes, to the last event.
+async fn follow(state: &AppState, id: &str, first: Subscription, socket: &mut WebSocket) -> Result<(), Gone> {
+    let mut subscription = first;
+    loop {
+        send(socket, snapshot(&subscription.state, subscription.seq)).await?;
+        let mut ended = false;
+        for event in &subscription.missed {
+            send(socket, event.json.to_string()).await?;
+            ended |= event.terminal;
+        }
+        if ended {
+            return Ok(());
+        }
+        if subscription.state.status.is_final() {
+            let event = engine_runs::terminal_event(&subscription.state).to_string();
+            return send(socket, event).await;
+        }
+        loop {
+            tokio::select! {
+                event = subscription.receiver.recv() => match event {
+                    Ok(event) => {
+                        send(socket, event.json.to_string()).await?;
+                        if event.terminal {
+                            return Ok(());
+                        }
+                    }
+                    // Too far behind: start over from a fresh snapshot.
+                    Err(RecvError::Lagged(_)) => break,
+                    Err(RecvError::Closed) => return Ok(()),
+                },
+                message = socket.recv() => match message {
+                    // Whatever a client says, the stream goes one way.
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(Gone),
+                    Some(Ok(_)) => {}
+                },
+            }
+        }
+        match state.engine().watch(id, None).await {
+            Ok(Some(Watch::Live(again))) => subscription = again,
+            Ok(Some(Watch::Ended { state, event })) => {
+                send(socket, snapshot(&state, event.seq)).await?;
+                return send(socket, event.json.to_string()).await;
+            }
+            _ => return Ok(()),
+        }
+    }
+}
