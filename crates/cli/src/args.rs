@@ -67,6 +67,8 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Turn a ComfyUI workflow into a graph
+    Import(ImportArgs),
     /// Time a piece of work on random weights
     Bench(BenchArgs),
 }
@@ -180,4 +182,14 @@ pub enum BenchWork {
     Denoise,
     /// Decoding latents to a picture
     Decode,
+}
+
+/// Arguments of `import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// A ComfyUI workflow, in the API or the UI format, or - for standard input
+    pub workflow: PathBuf,
+    /// The graph to write [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }

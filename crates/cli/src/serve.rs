@@ -1,0 +1,77 @@
+//! `inline serve`.
+
+use crate::args::{ServeArgs, SettingsArgs};
+use crate::{Failure, Result, setup};
+use engine_runs::{Engine, Media, PathAccess, Store};
+use engine_server::ServerConfig;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+pub(crate) fn run(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
+    // Requests are light; the work has threads of its own.
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(Failure::of)?;
+    let outcome = runtime.block_on(serve(settings, args));
+    runtime.shutdown_background();
+    outcome
+}
+
+fn address(args: &ServeArgs) -> Result<SocketAddr> {
+    let found = (args.host.as_str(), args.port).to_socket_addrs();
+    let found = found.map_err(|e| Failure(format!("--host {}: {e}", args.host)))?.next();
+    found.ok_or_else(|| Failure(format!("--host {}: no such address", args.host)))
+}
+
+async fn serve(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
+    let token = args.token.clone().filter(|token| !token.is_empty());
+    let config = ServerConfig { token, insecure: args.insecure, ..ServerConfig::default() };
+    let listener = engine_server::bind(address(args)?, &config).await.map_err(Failure::of)?;
+    let store = Store::open(&settings.data_dir).await.map_err(Failure::of)?;
+    let paths = if args.allow_path.is_empty() { PathAccess::None } else { PathAccess::Below(args.allow_path.clone()) };
+    let handle = tokio::runtime::Handle::current();
+    let media = Arc::new(Media::new(&settings.data_dir, store.clone(), handle, paths));
+    media.takes().sweep();
+    media.assets().sweep();
+    let nodes = Arc::new(setup::nodes(settings, Arc::clone(&media) as _)?);
+    let engine = Engine::start(store, media, nodes).await.map_err(Failure::of)?;
+    let local = listener.local_addr().map_err(Failure::of)?;
+    println!("http://{local}/v1");
+    tracing::info!(address = %local, models = %settings.models_dir.display(), data = %settings.data_dir.display(), "serving");
+    let stopping = Arc::clone(&engine);
+    let stop = async move {
+        stop_signal().await;
+        tracing::info!("stopping");
+        stopping.stop();
+    };
+    // A connection that stays open must not keep the process: runs in work are taken up by the next one.
+    let (told, signal) = tokio::sync::oneshot::channel();
+    let server = tokio::spawn(engine_server::serve(listener, config, engine, async move {
+        stop.await;
+        let _ = told.send(());
+    }));
+    tokio::select! {
+        ended = server => ended.map_err(Failure::of)?.map_err(Failure::of),
+        _ = async {
+            let _ = signal.await;
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        } => Ok(()),
+    }
+}
+
+async fn stop_signal() {
+    let interrupted = tokio::signal::ctrl_c();
+    #[cfg(unix)]
+    {
+        let terminated = async {
+            match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+                Ok(mut signal) => {
+                    signal.recv().await;
+                }
+                Err(_) => std::future::pending::<()>().await,
+            }
+        };
+        tokio::select! { _ = interrupted => {}, () = terminated => {} }
+    }
+    #[cfg(not(unix))]
+    let _ = interrupted.await;
+}
