@@ -4,6 +4,7 @@ use candle_core::{D, DType, Result, Tensor, bail};
 use kernels::attention::{Attention, Mask as KernelMask, MaskValues, View};
 
 use crate::cpu;
+use crate::wide_attention::wide_attention;
 
 /// Which keys a query sees. With fewer queries than keys, the queries are the last ones.
 #[derive(Debug, Clone, Copy)]
@@ -34,8 +35,13 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, mask: Mask<'_>)
         bail!("attention: {:?} on keys {:?} and values {:?}", q.shape(), k.shape(), v.shape());
     }
     let one_type = q.dtype() == k.dtype() && q.dtype() == v.dtype();
-    if one_type && dim <= MAX_KERNEL_HEAD && cpu::serves(q.device(), q.dtype()) {
-        return attention_kernel(q, k, v, scale, mask);
+    if one_type && cpu::serves(q.device(), q.dtype()) {
+        if dim <= MAX_KERNEL_HEAD {
+            return attention_kernel(q, k, v, scale, mask);
+        }
+        if matches!(mask, Mask::None) && keys > 0 {
+            return wide_attention(q, k, v, scale);
+        }
     }
     cpu::note("attention", q);
     attention_candle(q, k, v, scale, mask)
@@ -185,6 +191,21 @@ mod tests {
             check(Mask::Causal { window: None }, &|i, j| hide(j <= past + i));
             check(Mask::Causal { window: Some(3) }, &|i, j| hide(j <= past + i && past + i - j < 3));
             check(Mask::Additive(&additive), &|i, j| f64::from(summands[i][j]));
+        }
+    }
+
+    #[test]
+    fn long_heads_agree_in_both_number_formats() {
+        for (queries, keys) in [(3, 5), (130, 33), (128, 1)] {
+            let (q, k, v) =
+                (noise(&[2, queries, 2, 300], 1), noise(&[2, keys, 1, 300], 2), noise(&[2, keys, 1, 300], 3));
+            let want = plain(&q, &k, &v, 0.1, |_, _| 0.0);
+            let want = Tensor::new(&*want, &Device::Cpu).unwrap();
+            let got = attention(&q, &k, &v, 0.1, Mask::None).unwrap();
+            assert!(relative_error(&got, &want) < 1e-5);
+            let [q, k, v] = [q, k, v].map(|t| t.to_dtype(DType::BF16).unwrap());
+            let got = attention(&q, &k, &v, 0.1, Mask::None).unwrap();
+            assert!(got.dtype() == DType::BF16 && relative_error(&got, &want) < 2e-2);
         }
     }
 

@@ -26,6 +26,7 @@ mod rope;
 mod testing;
 pub mod text;
 pub mod vae;
+mod wide_attention;
 
 pub use activation::Activation;
 pub use attention::{Mask, attention};

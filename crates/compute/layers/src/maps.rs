@@ -29,12 +29,22 @@ struct Buffer {
 struct Pool {
     free: Mutex<Vec<Image>>,
     half: bool,
+    /// The largest maps to expect, so that an image never has to grow.
+    largest: ImageShape,
 }
 
 impl Pool {
-    fn take(self: &Arc<Self>) -> Buffer {
+    fn take(self: &Arc<Self>) -> kernels::Result<Buffer> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Buffer { image: free.unwrap_or_else(|| Image::empty(self.half)), pool: Arc::clone(self) }
+        let image = match free {
+            Some(image) => image,
+            None => {
+                let mut image = Image::empty(self.half);
+                image.reshape(self.largest)?;
+                image
+            }
+        };
+        Ok(Buffer { image, pool: Arc::clone(self) })
     }
 }
 
@@ -48,11 +58,18 @@ impl Drop for Buffer {
 impl Maps {
     /// Takes a tensor `(batch, channels, height, width)`.
     pub fn from_tensor(x: &Tensor) -> Result<Self> {
+        let (_, channels, height, width) = x.dims4()?;
+        Self::with_room(x, [channels, height, width])
+    }
+
+    /// The same for a network whose largest maps are `[channels, height, width]`.
+    pub fn with_room(x: &Tensor, [channels, height, width]: [usize; 3]) -> Result<Self> {
         if !cpu::serves_tensor("feature maps", x) {
             return Ok(Self(Layout::Tensor(x.clone())));
         }
         let half = x.dtype() == DType::BF16;
-        let pool = Arc::new(Pool { free: Mutex::default(), half });
+        let largest = ImageShape { batch: x.dim(0)?, height, width, channels };
+        let pool = Arc::new(Pool { free: Mutex::default(), half, largest });
         image_of(x, half).map(|image| Self(Layout::Kernel(Buffer { image, pool })))
     }
 
@@ -103,9 +120,12 @@ impl Maps {
         kernel: impl FnOnce(&Image, &mut Image) -> kernels::Result<()>,
     ) -> Option<Result<Self>> {
         let Layout::Kernel(buffer) = &self.0 else { return None };
-        let mut out = buffer.pool.take();
-        let done = kernel(&buffer.image, &mut out.image);
-        Some(done.map(|()| Self(Layout::Kernel(out))).map_err(Error::wrap))
+        let run = || {
+            let mut out = buffer.pool.take()?;
+            kernel(&buffer.image, &mut out.image)?;
+            Ok(Self(Layout::Kernel(out)))
+        };
+        Some(run().map_err(|error: kernels::KernelError| Error::wrap(error)))
     }
 
     pub(crate) fn image(&self) -> Option<&Image> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use conformance::recipe::{Format, fixtures, write_folder};
-use runtime_base::{CancelFlag, Error};
 use layers::vae::{AutoencoderKl, VaeConfig, VaeDefaults};
+use runtime_base::{CancelFlag, Error};
 use weights::{Checkpoint, KeyPlan, Weights};
 
 const DEFAULTS: VaeDefaults = VaeDefaults { norm_groups: 4, scaling_factor: 0.3611, shift_factor: 0.1159 };
@@ -76,4 +76,13 @@ fn groups_that_do_not_fit_name_the_config() {
     let read = VaeConfig::new(&weights, Some(&config), DEFAULTS).unwrap();
     assert_eq!((read.norm_groups, read.scaling_factor, read.shift_factor), (8, 0.5, 0.0));
     assert!(VaeConfig::new(&weights.pp("encoder"), None, DEFAULTS).is_err());
+}
+
+#[test]
+fn decoding_falls_back_on_nothing() {
+    let (_dir, weights) = tiny(DType::BF16);
+    let vae = AutoencoderKl::new(&weights, VaeConfig::new(&weights, None, DEFAULTS).unwrap()).unwrap();
+    let before = layers::fallbacks();
+    vae.decode(&golden()["latents"].to_dtype(DType::BF16).unwrap(), &CancelFlag::new()).unwrap();
+    assert_eq!(layers::fallbacks(), before);
 }

@@ -30,15 +30,16 @@ impl ResnetBlock {
         })
     }
 
-    pub(super) fn forward(&self, x: &Maps, cancel: &CancelFlag) -> Result<Maps> {
+    /// Takes its input, whose memory it writes to again.
+    pub(super) fn forward(&self, mut x: Maps, cancel: &CancelFlag) -> Result<Maps> {
         cancel.check()?;
-        let h = self.conv1.forward(&self.norm1.forward(x, Some(Activation::Silu))?)?;
+        let mut h = self.conv1.forward(&self.norm1.forward(&x, Some(Activation::Silu))?)?;
         cancel.check()?;
-        let h = self.norm2.forward(&h, Some(Activation::Silu))?;
-        Ok(match &self.shortcut {
-            Some(conv) => self.conv2.forward_onto(&h, &conv.forward(x)?)?,
-            None => self.conv2.forward_onto(&h, x)?,
-        })
+        h = self.norm2.forward(&h, Some(Activation::Silu))?;
+        if let Some(conv) = &self.shortcut {
+            x = conv.forward(&x)?;
+        }
+        Ok(self.conv2.forward_onto(&h, &x)?)
     }
 }
 
@@ -88,11 +89,11 @@ impl MidBlock {
         Ok(Self { first: resnet(0)?, attention: config.mid_attention.then(attention).transpose()?, second: resnet(1)? })
     }
 
-    pub(super) fn forward(&self, x: &Maps, cancel: &CancelFlag) -> Result<Maps> {
+    pub(super) fn forward(&self, x: Maps, cancel: &CancelFlag) -> Result<Maps> {
         let mut x = self.first.forward(x, cancel)?;
         if let Some(attention) = &self.attention {
             x = attention.forward(&x, cancel)?;
         }
-        self.second.forward(&x, cancel)
+        self.second.forward(x, cancel)
     }
 }

@@ -93,6 +93,15 @@ impl VaeConfig {
         Ok(read)
     }
 
+    /// Channels, height and width of the largest feature maps that decoding latents of that size needs.
+    pub(super) fn largest_maps(&self, height: usize, width: usize) -> [usize; 3] {
+        let outwards: Vec<usize> = self.block_out_channels.iter().rev().copied().collect();
+        // A level's first block still has the channels of the level before.
+        let widest = |level: usize| outwards[level].max(outwards[level.saturating_sub(1)]);
+        let sizes = (0..outwards.len()).map(|level| [widest(level), height << level, width << level]);
+        sizes.max_by_key(|size| size.iter().product::<usize>()).unwrap_or([1, height, width])
+    }
+
     /// Pixels that a latent cell covers, per side.
     pub fn factor(&self) -> usize {
         1 << (self.block_out_channels.len() - 1)

@@ -50,10 +50,10 @@ impl Decoder {
     /// `(batch, latent_channels, height, width)` to `(batch, 3, factor height, factor width)`.
     pub(super) fn forward(&self, latents: &Maps, cancel: &CancelFlag) -> Result<Maps> {
         let x = self.conv_in.forward(latents)?;
-        let mut x = self.mid.forward(&x, cancel)?;
+        let mut x = self.mid.forward(x, cancel)?;
         for block in &self.up {
             for resnet in &block.resnets {
-                x = resnet.forward(&x, cancel)?;
+                x = resnet.forward(x, cancel)?;
             }
             if let Some(conv) = &block.upsample {
                 x = conv.forward(&x)?;

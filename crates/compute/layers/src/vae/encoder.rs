@@ -51,13 +51,13 @@ impl Encoder {
         let mut x = self.conv_in.forward(pixels)?;
         for block in &self.down {
             for resnet in &block.resnets {
-                x = resnet.forward(&x, cancel)?;
+                x = resnet.forward(x, cancel)?;
             }
             if let Some(conv) = &block.downsample {
                 x = conv.forward(&x)?;
             }
         }
-        let x = self.mid.forward(&x, cancel)?;
+        let x = self.mid.forward(x, cancel)?;
         Ok(self.conv_out.forward(&self.norm_out.forward(&x, Some(Activation::Silu))?)?)
     }
 }

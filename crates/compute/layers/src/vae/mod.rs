@@ -78,7 +78,8 @@ impl AutoencoderKl {
     /// # Errors
     /// It was cancelled, or the backend failed.
     pub fn decode(&self, latents: &Tensor, cancel: &CancelFlag) -> Result<Tensor> {
-        let mut latents = Maps::from_tensor(latents)?;
+        let (_, _, height, width) = latents.dims4()?;
+        let mut latents = Maps::with_room(latents, self.config.largest_maps(height, width))?;
         if let Some(conv) = &self.post_quant {
             latents = conv.forward(&latents)?;
         }
