@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gen_core::{
     CancelFlag, Capabilities, ConditioningKind, DiffusionModel, Generator, GeneratorEntry, LoadContext, LoadSpec,
-    Modality, ModelDescriptor, ProviderRegistry, ProviderRegistryBuilder, Result, Role, SizeRule,
+    Modality, ModelDescriptor, ProviderRegistry, ProviderRegistryBuilder, Quant, Result, Role, SizeRule,
 };
 use sampling::DiffusionGenerator;
 
@@ -37,7 +37,7 @@ fn descriptor(id: &str, name: &str, default_steps: u32, default_true_cfg: f32) -
             samplers: names(&["euler"]),
             schedulers: names(&["simple"]),
             guidance_methods: names(&["cfg", "cfg_norm", "cfg_trunc"]),
-            quants: Vec::new(),
+            quants: vec![Quant::Q8],
         },
         required_components: vec![Role::Tokenizer, Role::TextEncoder, Role::Denoiser, Role::Vae],
     }

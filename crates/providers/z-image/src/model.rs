@@ -9,7 +9,8 @@ use std::time::UNIX_EPOCH;
 use candle_core::{DType, Device};
 use gen_core::{
     CancelFlag, ComponentFootprint, Denoiser, DiffusionModel, DiffusionRecipe, Error, Footprint, GuidanceRecipe,
-    LoadContext, LoadSpec, ModelDescriptor, Precision, Result, Role, ScheduleRecipe, TextEncoder, Vae, WeightsSource,
+    LoadContext, LoadSpec, ModelDescriptor, Precision, Quant, Result, Role, ScheduleRecipe, TextEncoder, Vae,
+    WeightsSource,
 };
 use layers::decoder::{Decoder, DecoderConfig, Part};
 use layers::text::{ChatTemplate, Tokenizer};
@@ -50,7 +51,7 @@ impl ZImageModel {
         refuse_unsupported(descriptor, spec)?;
         let dtype = dtype_of(spec.precision.unwrap_or_else(layers::best_cpu_precision));
         let place = locate::component(spec, Role::Denoiser, "transformer")?;
-        let weights = view(&place, Role::Denoiser, "z_image", dtype)?;
+        let weights = view(&place, Role::Denoiser, "z_image", dtype)?.with_quant(spec.quant);
         let config = ZImageConfig::new(&weights, place.config("_class_name", "ZImage")?.as_ref())?;
         let dry = weights.dry_run();
         ZImageTransformer::new(&dry, config.clone())?;
@@ -59,7 +60,7 @@ impl ZImageModel {
 
         let place = locate::component(spec, Role::TextEncoder, "text_encoder")?;
         let tokenizer = locate::tokenizer(spec, &place)?;
-        let text = open_text(&place, dtype)?;
+        let text = open_text(&place, dtype, spec.quant)?;
         let text_size = measure_text(&text)?;
         if text.1.heads.dim != transformer.1.caption_dim {
             let message = format!(
@@ -92,7 +93,7 @@ impl ZImageModel {
             guidance: GuidanceRecipe::Extrapolate,
         };
         let mut identity = Sha256::new();
-        identity.update(format!("{dtype:?}"));
+        identity.update(format!("{dtype:?} {:?}", spec.quant));
         for weights in [&transformer.0, &text.0, &vae.0] {
             identity.update(weights.checkpoint().fingerprint());
         }
@@ -230,8 +231,8 @@ fn encoder_part(config: &DecoderConfig) -> Part {
     Part::Layers(config.layers.saturating_sub(1))
 }
 
-fn open_text(place: &Place, dtype: DType) -> Result<(Weights, DecoderConfig)> {
-    let weights = view(place, Role::TextEncoder, "qwen3", dtype)?;
+fn open_text(place: &Place, dtype: DType, quant: Option<Quant>) -> Result<(Weights, DecoderConfig)> {
+    let weights = view(place, Role::TextEncoder, "qwen3", dtype)?.with_quant(quant);
     let config = DecoderConfig::new(&weights, place.config("model_type", "qwen3")?.as_ref())?;
     Ok((weights, config))
 }
@@ -245,13 +246,8 @@ fn measure_text((weights, config): &(Weights, DecoderConfig)) -> Result<Componen
     let mut size = measure(&dry, Role::TextEncoder, |name| {
         name.starts_with(&last) || matches!(name, "norm.weight" | "lm_head.weight")
     })?;
-    let table = (config.vocabulary * config.heads.dim) as u64 * dtype_bytes(weights.dtype());
-    size.bytes = size.bytes.saturating_sub(table);
+    size.bytes = size.bytes.saturating_sub(dry.held_bytes("embed_tokens.weight"));
     Ok(size)
-}
-
-fn dtype_bytes(dtype: DType) -> u64 {
-    dtype.size_in_bytes() as u64
 }
 
 /// Sizes of everything that a rehearsal asked for. What it didn't ask for must be `droppable`.
@@ -266,14 +262,9 @@ fn measure(dry: &Weights, role: Role, droppable: impl Fn(&str) -> bool) -> Resul
     let unused: BTreeSet<&str> = unused.iter().map(String::as_str).collect();
     let mut size = ComponentFootprint { role, parameters: 0, bytes: 0, quantizable_bytes: 0 };
     for name in dry.names().filter(|name| !unused.contains(name)) {
-        let shape = dry.shape(name).unwrap_or_default();
-        let elements = shape.iter().product::<usize>() as u64;
-        let bytes = elements * dtype_bytes(dry.dtype());
-        size.parameters += elements;
-        size.bytes += bytes;
-        if shape.len() == 2 && (name.contains("layers.") || name.contains("refiner.")) {
-            size.quantizable_bytes += bytes;
-        }
+        size.parameters += dry.shape(name).unwrap_or_default().iter().product::<usize>() as u64;
+        size.bytes += dry.held_bytes(name);
+        size.quantizable_bytes += dry.quantizable_bytes(name);
     }
     Ok(size)
 }

@@ -41,7 +41,7 @@ impl ZImageTransformer {
     pub fn new(weights: &Weights, config: ZImageConfig) -> gen_core::Result<Self> {
         let ZImageConfig { dim, caption_dim, modulation_dim, time_hidden, .. } = config;
         let blocks = |name: &str, count: usize, modulated: bool| {
-            let block = |i| Block::new(&weights.pp(name).pp(i), &config, modulated);
+            let block = |i| Block::new(&weights.blocks().pp(name).pp(i), &config, modulated);
             (0..count).map(block).collect::<gen_core::Result<Vec<_>>>()
         };
         let patch_key = format!("{}-1", config.patch);

@@ -12,7 +12,7 @@ use common::{Golden, close, golden, relative_error, tiny_folder};
 use conformance::recipe::{Format, fixtures};
 use gen_core::{
     CancelFlag, Conditioning, ConditioningInput, Denoiser, DiffusionModel, GenerationOutput, GenerationRequest,
-    Generator, Image, Latents, LoadContext, LoadSpec, OffloadPolicy, Precision, Result, StepContext, Vae,
+    Generator, Image, Latents, LoadContext, LoadSpec, OffloadPolicy, Precision, Quant, Result, Role, StepContext, Vae,
     WeightsSource,
 };
 use sampling::pipeline::{encode_prompts, initial_latents, plan};
@@ -221,6 +221,33 @@ fn half_precision_stays_near() {
         let want = golden("demo-golden", file);
         close(&format!("bf16 {file} embeddings"), caption(&positive), &want["prompt_embeds"], 2e-2);
         close(&format!("bf16 {file} latents"), &tensor(latents.last().unwrap()), &want["latents_step_09"], 2e-2);
+    }
+}
+
+#[test]
+fn eight_bits_halve_the_memory_and_keep_the_picture() {
+    let spec = LoadSpec::new(WeightsSource::Dir(demo())).with_precision(Precision::F32);
+    let whole = ZImageModel::open(&z_image_turbo(), &spec).unwrap();
+    let model = ZImageModel::open(&z_image_turbo(), &spec.with_quant(Quant::Q8)).unwrap();
+    for role in [Role::TextEncoder, Role::Denoiser] {
+        let (held, before) = (model.footprint().bytes(role), whole.footprint().bytes(role));
+        assert!(held < before * 2 / 5, "{role}: {held} of {before} bytes");
+    }
+    assert_eq!(model.footprint().bytes(Role::Vae), whole.footprint().bytes(Role::Vae));
+    assert_ne!(model.fingerprint(), whole.fingerprint());
+    let path = fixtures().join("demo-golden");
+    let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path.join("golden.json")).unwrap()).unwrap();
+    for file in ["golden_0", "golden_1", "golden_cfg"] {
+        let case = cases.iter().find(|case| case["file"] == file).unwrap();
+        let want = golden("demo-golden", file);
+        let (latents, positive, _) = sample(&model, &request(case, &path));
+        close(&format!("int8 {file} embeddings"), caption(&positive), &want["prompt_embeds"], 3e-2);
+        close(&format!("int8 {file} latents"), &tensor(latents.last().unwrap()), &want["latents_step_09"], 4e-2);
+        let vae = model.vae(&CancelFlag::new()).unwrap();
+        let image = vae.decode(latents.last().unwrap(), &CancelFlag::new()).unwrap();
+        let decibels = psnr(&image, &picture(&path.join(file).with_extension("png")));
+        println!("int8 {file}: {decibels:.1} dB");
+        assert!(decibels >= 40.0, "{file}: {decibels} dB");
     }
 }
 
