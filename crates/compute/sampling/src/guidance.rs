@@ -1,6 +1,6 @@
 //! Combining conditional and unconditional predictions.
 
-use gen_core::GuidanceRecipe;
+use gen_core::{Error, GenerationRequest, GuidanceRecipe, Result};
 
 /// Classifier-free guidance (Ho & Salimans 2022) with the two refinements of Z-Image's reference pipeline.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,11 +16,42 @@ pub struct Guidance {
 }
 
 impl Guidance {
+    /// What a request asks for, with `default_scale` where it names none.
+    ///
+    /// Without a guidance method the request's normalization and truncation apply as they are. `cfg` allows neither;
+    /// `cfg_norm` only the first, capping at the conditional prediction's own norm where nothing else is said;
+    /// `cfg_trunc` only the second.
+    ///
+    /// # Errors
+    /// A method that isn't known, or a refinement that the named method doesn't have.
+    pub fn of(recipe: GuidanceRecipe, request: &GenerationRequest, default_scale: f32) -> Result<Self> {
+        let scale = request.true_cfg.unwrap_or(default_scale);
+        let (mut normalization, truncation) = (request.cfg_normalization, request.cfg_truncation);
+        let method = request.guidance_method.as_deref();
+        let (norm, trunc) = match method {
+            None => (true, true),
+            Some("cfg") => (false, false),
+            Some("cfg_norm") => (true, false),
+            Some("cfg_trunc") => (false, true),
+            Some(other) => return Err(Error::invalid("guidance_method", format!("'{other}' is not known"))),
+        };
+        if normalization > 0.0 && !norm {
+            return Err(Error::invalid("cfg_normalization", "belongs to the guidance method cfg_norm"));
+        }
+        if truncation < 1.0 && !trunc {
+            return Err(Error::invalid("cfg_truncation", "belongs to the guidance method cfg_trunc"));
+        }
+        if method == Some("cfg_norm") && normalization == 0.0 {
+            normalization = 1.0;
+        }
+        Ok(Self { recipe, scale, normalization, truncation })
+    }
+
     /// Whether an unconditional prediction is needed at all.
     pub fn is_on(&self) -> bool {
         match self.recipe {
             GuidanceRecipe::Extrapolate => self.scale > 0.0,
-            GuidanceRecipe::Interpolate => self.scale != 1.0,
+            GuidanceRecipe::Interpolate => self.scale > 1.0,
         }
     }
 
@@ -87,5 +118,31 @@ mod tests {
         assert!(late.is_on_at(0.6) && !late.is_on_at(0.4));
         assert!(!guidance(GuidanceRecipe::Extrapolate, 0.0).is_on());
         assert!(!guidance(GuidanceRecipe::Interpolate, 1.0).is_on());
+        assert!(!guidance(GuidanceRecipe::Interpolate, 0.0).is_on());
+        let early = Guidance { truncation: 0.0, ..late };
+        assert!(early.is_on_at(1.0) && !early.is_on_at(0.99));
+    }
+
+    #[test]
+    fn a_method_allows_its_own_refinement_only() {
+        let of = |method: Option<&str>, normalization, truncation| {
+            let request = GenerationRequest {
+                guidance_method: method.map(str::to_owned),
+                cfg_normalization: normalization,
+                cfg_truncation: truncation,
+                ..GenerationRequest::default()
+            };
+            Guidance::of(GuidanceRecipe::Extrapolate, &request, 4.0)
+                .map(|g| (g.scale, g.normalization, g.truncation))
+                .map_err(|e| e.to_string().split(':').next().unwrap().to_owned())
+        };
+        assert_eq!(of(None, 0.5, 0.7), Ok((4.0, 0.5, 0.7)));
+        assert_eq!(of(Some("cfg"), 0.0, 1.0), Ok((4.0, 0.0, 1.0)));
+        assert_eq!(of(Some("cfg_norm"), 0.0, 1.0), Ok((4.0, 1.0, 1.0)));
+        assert_eq!(of(Some("cfg_norm"), 0.5, 1.0), Ok((4.0, 0.5, 1.0)));
+        assert_eq!(of(Some("cfg_trunc"), 0.0, 0.6), Ok((4.0, 0.0, 0.6)));
+        assert_eq!(of(Some("cfg"), 0.5, 1.0), Err("cfg_normalization".into()));
+        assert_eq!(of(Some("cfg_norm"), 0.0, 0.6), Err("cfg_truncation".into()));
+        assert_eq!(of(Some("apg"), 0.0, 1.0), Err("guidance_method".into()));
     }
 }

@@ -1,7 +1,8 @@
 //! The seam between those who want latents sampled and those who do it.
 
+use crate::forward::{Active, forward};
 use crate::{Guidance, SamplerKind, Sigmas};
-use gen_core::{CancelFlag, Conditioning, Denoiser, Error, Latents, Result, StepContext};
+use gen_core::{CancelFlag, Conditioning, Denoiser, Latents, Result};
 use std::sync::Arc;
 
 /// One row of latents to be denoised. Plain data but for the denoiser, so it can be batched or sent elsewhere.
@@ -25,6 +26,10 @@ pub struct SampleJob {
     pub sampler: SamplerKind,
     /// Seed of any noise that the sampler adds.
     pub seed: u64,
+    /// Tensors of the latents' shape that the seed's generator has given before: 1 when the latents are its noise, 2
+    /// when they were also made from a picture. A stochastic sampler's noise comes after them, as in diffusers, where
+    /// one generator serves a whole render; noise that was in the latents already would stay in the picture.
+    pub drawn: usize,
     /// Whether reports should carry the estimate of the picture.
     pub previews: bool,
     /// Stops this job and no other.
@@ -48,45 +53,35 @@ pub trait SampleService: Send + Sync {
     /// Runs a job to its end, calling `on_step` from the calling thread.
     ///
     /// # Errors
-    /// [`Error::Cancelled`], [`Error::NonFinite`] with the step, or what the denoiser gives.
+    /// [`gen_core::Error::Cancelled`], [`gen_core::Error::NonFinite`] with the step, or what the denoiser gives.
     fn sample(&self, job: SampleJob, on_step: &mut dyn FnMut(StepReport)) -> Result<Latents>;
+
+    /// Runs several jobs, in any order or together; `on_step` gets a job's index. The first error ends them all.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    fn sample_all(&self, jobs: Vec<SampleJob>, on_step: &mut dyn FnMut(usize, StepReport)) -> Result<Vec<Latents>> {
+        let one = |(index, job)| self.sample(job, &mut |report| on_step(index, report));
+        jobs.into_iter().enumerate().map(one).collect()
+    }
 }
 
-/// Runs each job in the calling thread.
+/// Runs each job in the calling thread, row by row.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct InlineSampler;
 
 impl SampleService for InlineSampler {
     fn sample(&self, job: SampleJob, on_step: &mut dyn FnMut(StepReport)) -> Result<Latents> {
-        let SampleJob { mut latents, .. } = job;
-        let steps = job.sigmas.len().saturating_sub(1);
-        on_step(StepReport { step: 0, steps, preview: None });
-        for (index, pair) in job.sigmas.windows(2).enumerate() {
-            let (sigma, next) = (pair[0], pair[1]);
-            job.cancel.check()?;
-            let context = StepContext { cancel: &job.cancel, step: index + 1 };
-            let mut velocity = job.denoiser.predict(&latents, sigma, &[&job.positive], &context)?;
-            if let Some(negative) = job.negative.as_ref().filter(|_| job.guidance.is_on_at(sigma)) {
-                job.cancel.check()?;
-                let unconditional = job.denoiser.predict(&latents, sigma, &[negative], &context)?;
-                job.guidance.apply(velocity.data_mut(), unconditional.data());
+        let mut active = Active::new(job)?;
+        on_step(active.report(None));
+        while active.pending().is_some() {
+            let cancel = active.cancel().clone();
+            for outcome in forward(&mut [&mut active], 1, &cancel)? {
+                if let Some(report) = outcome? {
+                    on_step(report);
+                }
             }
-            if !velocity.is_finite() {
-                return Err(Error::NonFinite { stage: "denoiser", step: Some(index + 1) });
-            }
-            let preview = match job.previews {
-                true => Some(Arc::new(clean_estimate(&latents, &velocity, sigma)?)),
-                false => None,
-            };
-            job.sampler.step(latents.data_mut(), velocity.data(), sigma, next);
-            on_step(StepReport { step: index + 1, steps, preview });
         }
-        Ok(latents)
+        Ok(active.into_latents())
     }
-}
-
-/// Where a straight flow from here would end: `x - sigma * velocity`.
-fn clean_estimate(latents: &Latents, velocity: &Latents, sigma: f32) -> Result<Latents> {
-    let values = latents.data().iter().zip(velocity.data()).map(|(x, v)| x - sigma * v);
-    Latents::new(latents.shape().to_vec(), values.collect())
 }

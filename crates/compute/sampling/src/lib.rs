@@ -3,6 +3,8 @@
 //! [`pipeline::render`] turns a request into pictures with any model's components and any [`SampleService`]; a library
 //! user meets it as [`DiffusionGenerator`], the engine calls it with components of its own.
 
+mod batch;
+mod forward;
 mod generator;
 mod guidance;
 mod job;
@@ -12,10 +14,11 @@ mod resize;
 mod sampler;
 mod schedule;
 
+pub use batch::BatchingSampler;
 pub use generator::DiffusionGenerator;
 pub use guidance::Guidance;
 pub use job::{InlineSampler, SampleJob, SampleService, StepReport};
 pub use noise::TorchRng;
 pub use resize::cover;
-pub use sampler::SamplerKind;
-pub use schedule::{Sigmas, first_step};
+pub use sampler::{SamplerKind, Trajectory};
+pub use schedule::{ScheduleKind, Sigmas, first_step, sigmas};

@@ -78,7 +78,8 @@ impl TorchRng {
         Latents::new(shape.to_vec(), values)
     }
 
-    fn fill(&mut self, values: &mut [f32]) {
+    /// Draws `torch.randn(values.len())` into `values`.
+    pub(crate) fn fill(&mut self, values: &mut [f32]) {
         let len = values.len();
         if len < 16 {
             values.iter_mut().for_each(|v| *v = self.normal_f64() as f32);

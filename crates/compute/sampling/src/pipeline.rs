@@ -1,9 +1,13 @@
 //! From a request to pictures, once for every diffusion family.
+//!
+//! [`render`] is the whole way; its stages ([`plan`], [`encode_prompts`], [`encode_picture`], [`initial_latents`],
+//! [`decode`]) stand alone, too, for callers that cache between them.
 
-use crate::{Guidance, SampleJob, SampleService, SamplerKind, Sigmas, TorchRng, cover, first_step, schedule};
+use crate::{Guidance, SampleJob, SampleService, SamplerKind, ScheduleKind, Sigmas, TorchRng, cover};
+use crate::{first_step, sigmas};
 use gen_core::{
-    Conditioning, ConditioningInput, Denoiser, DiffusionRecipe, Error, GenerationRequest, Image, LatentDistribution,
-    Latents, ModelDescriptor, Progress, Result, Role, TextEncoder, Vae,
+    CancelFlag, Conditioning, ConditioningInput, Denoiser, DiffusionRecipe, Error, GenerationRequest, Image,
+    LatentDistribution, Latents, ModelDescriptor, Progress, Result, Role, TextEncoder, Vae,
 };
 use std::sync::Arc;
 
@@ -15,7 +19,7 @@ pub trait Components {
     fn denoiser(&self) -> Result<Arc<dyn Denoiser>>;
     /// Pictures to latents and back.
     fn vae(&self) -> Result<Arc<dyn Vae>>;
-    /// The component isn't needed again in this render; it may be dropped or kept.
+    /// A stage has ended, in whatever way, and its component may be dropped or kept; it can be asked for again.
     fn release(&self, role: Role);
     /// Identity of the denoiser's weights, for batching.
     fn model_key(&self) -> String;
@@ -36,9 +40,26 @@ pub struct Plan {
     pub guidance: Guidance,
     /// Strength of the reference picture, if there is one.
     pub strength: Option<f32>,
+    /// The seed of every picture.
+    pub seeds: Vec<u64>,
+}
+
+impl Plan {
+    /// Steps that run: fewer than asked for when starting from a picture.
+    pub fn run_steps(&self) -> usize {
+        self.sigmas.len().saturating_sub(1)
+    }
+
+    /// Tensors that [`initial_latents`] draws from a seed's generator; see [`SampleJob::drawn`].
+    pub fn drawn(&self) -> usize {
+        if self.strength.is_some() { 2 } else { 1 }
+    }
 }
 
 /// Checks a request against a model and fills in its defaults.
+///
+/// With a reference picture, the last `steps * strength` steps run, rounded up, as in diffusers. A strength of 0 runs
+/// none: the picture comes back as the VAE sees it.
 ///
 /// # Errors
 /// The first value that the model can't serve, by field.
@@ -46,24 +67,24 @@ pub fn plan(model: &ModelDescriptor, recipe: &DiffusionRecipe, request: &Generat
     model.validate(request)?;
     let capabilities = &model.capabilities;
     let steps = request.steps.unwrap_or(capabilities.default_steps) as usize;
-    let sampler = match &request.sampler {
+    let sampler = match request.sampler.as_ref().or(capabilities.samplers.first()) {
         Some(name) => name.parse()?,
         None => SamplerKind::default(),
     };
-    let all = schedule::sigmas(recipe, request, steps)?;
+    let schedule: ScheduleKind = match request.scheduler.as_ref().or(capabilities.schedulers.first()) {
+        Some(name) => name.parse()?,
+        None => ScheduleKind::default(),
+    };
+    let all = sigmas(schedule, recipe, (request.width, request.height), request.scheduler_shift, steps)?;
     let strength = reference(request).map(|(_, strength)| strength);
     let first = strength.map_or(0, |strength| first_step(steps, strength));
     let sigmas = if first < steps { all[first..].into() } else { Sigmas::from([]) };
-    let guidance = Guidance {
-        recipe: recipe.guidance,
-        scale: request.true_cfg.unwrap_or(capabilities.default_true_cfg),
-        normalization: request.cfg_normalization,
-        truncation: request.cfg_truncation,
-    };
-    let scheduler = request.scheduler.clone().unwrap_or_else(|| "simple".into());
-    Ok(Plan { sampler, scheduler, steps, sigmas, guidance, strength })
+    let guidance = Guidance::of(recipe.guidance, request, capabilities.default_true_cfg)?;
+    let seeds = (0..request.count).map(|index| request.seed_of(index)).collect();
+    Ok(Plan { sampler, scheduler: schedule.to_string(), steps, sigmas, guidance, strength, seeds })
 }
 
+/// The picture that a request starts from, and the strength that holds for it.
 fn reference(request: &GenerationRequest) -> Option<(&Arc<Image>, f32)> {
     request.conditioning.iter().find_map(|input| match input {
         ConditioningInput::Reference { image, strength } => Some((image, request.strength.unwrap_or(*strength))),
@@ -71,7 +92,7 @@ fn reference(request: &GenerationRequest) -> Option<(&Arc<Image>, f32)> {
     })
 }
 
-/// The prompt, and the negative prompt when guidance needs it.
+/// The prompt, and the negative prompt when guidance needs it (`""` when there is none).
 ///
 /// # Errors
 /// As [`TextEncoder::encode`].
@@ -86,6 +107,23 @@ pub fn encode_prompts(
         false => None,
     };
     Ok((positive, negative))
+}
+
+/// The latent distribution of `image` at `width` x `height`; see [`cover`] for pictures of another size.
+///
+/// # Errors
+/// What the VAE gives, and [`Error::NonFinite`] when it isn't finite.
+pub fn encode_picture(
+    vae: &dyn Vae,
+    image: &Image,
+    (width, height): (u32, u32),
+    cancel: &CancelFlag,
+) -> Result<LatentDistribution> {
+    let distribution = vae.encode(&cover(image, width, height)?, cancel)?;
+    if !distribution.mean.is_finite() || !distribution.std.is_finite() {
+        return Err(Error::NonFinite { stage: "vae", step: None });
+    }
+    Ok(distribution)
 }
 
 /// Shape of one row of latents for a request.
@@ -113,17 +151,59 @@ pub fn initial_latents(
     let Some(picture) = picture else {
         return rng.randn(&shape);
     };
+    if picture.mean.shape() != shape || picture.std.shape() != shape {
+        return Err(Error::Backend(format!("the picture's latents are {:?}, not {shape:?}", picture.mean.shape())));
+    }
     let Some(&sigma) = plan.sigmas.first() else {
         return Ok(picture.mean.clone());
     };
     let posterior = rng.randn(&shape)?;
     let noise = rng.randn(&shape)?;
-    if picture.mean.shape() != shape || picture.std.shape() != shape {
-        return Err(Error::Backend(format!("the picture's latents are {:?}, not {shape:?}", picture.mean.shape())));
-    }
     let clean = picture.mean.data().iter().zip(picture.std.data()).zip(posterior.data()).map(|((m, s), z)| m + s * z);
     let mixed = clean.zip(noise.data()).map(|(x, n)| sigma * n + (1.0 - sigma) * x);
     Latents::new(shape.to_vec(), mixed.collect())
+}
+
+/// The pictures of several rows of latents, one by one.
+///
+/// # Errors
+/// What the VAE gives.
+pub fn decode(vae: &dyn Vae, rows: &[Latents], cancel: &CancelFlag) -> Result<Vec<Image>> {
+    let picture = |row: &Latents| {
+        cancel.check()?;
+        vae.decode(row, cancel)
+    };
+    rows.iter().map(picture).collect()
+}
+
+/// Releases a component when the stage that uses it ends, with an error, too.
+struct Stage<'a> {
+    components: &'a dyn Components,
+    role: Role,
+}
+
+impl<'a> Stage<'a> {
+    /// Cancel is looked at first, and the load reported.
+    fn enter(
+        components: &'a dyn Components,
+        role: Role,
+        cancel: &CancelFlag,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        cancel.check()?;
+        progress(Progress::Loading(match role {
+            Role::TextEncoder => "text encoder",
+            Role::Denoiser => "diffusion model",
+            _ => "vae",
+        }));
+        Ok(Self { components, role })
+    }
+}
+
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        self.components.release(self.role);
+    }
 }
 
 /// Renders a request: picture `i` of `count` uses `seed + i` and equals the single render with that seed, since each is a
@@ -141,88 +221,76 @@ pub fn render(
 ) -> Result<Vec<Image>> {
     let plan = plan(model, recipe, request)?;
     let cancel = &request.cancel;
-
-    cancel.check()?;
-    progress(Progress::Loading("text encoder"));
-    let encoder = components.text_encoder()?;
-    progress(Progress::Encoding);
-    let (positive, negative) = encode_prompts(&*encoder, request, &plan.guidance)?;
-    drop(encoder);
-    components.release(Role::TextEncoder);
-
+    let prompts = {
+        let _stage = Stage::enter(components, Role::TextEncoder, cancel, progress)?;
+        let encoder = components.text_encoder()?;
+        progress(Progress::Encoding);
+        encode_prompts(&*encoder, request, &plan.guidance)?
+    };
     let picture = match reference(request) {
         None => None,
         Some((image, _)) => {
-            cancel.check()?;
-            progress(Progress::Loading("vae"));
+            let _stage = Stage::enter(components, Role::Vae, cancel, progress)?;
             let vae = components.vae()?;
             progress(Progress::Encoding);
-            let fitted = cover(image, request.width, request.height)?;
-            let distribution = vae.encode(&fitted, cancel)?;
-            if !distribution.mean.is_finite() || !distribution.std.is_finite() {
-                return Err(Error::NonFinite { stage: "vae", step: None });
-            }
-            Some(distribution)
+            Some(encode_picture(&*vae, image, (request.width, request.height), cancel)?)
         }
     };
-
-    let latents = sample_all(recipe, components, sampler, request, &plan, (positive, negative), picture, progress)?;
-    components.release(Role::Denoiser);
-
-    cancel.check()?;
-    progress(Progress::Loading("vae"));
+    let start = |seed: &u64| initial_latents(recipe, request, &plan, picture.as_ref(), *seed);
+    let mut latents = plan.seeds.iter().map(start).collect::<Result<Vec<_>>>()?;
+    if plan.run_steps() > 0 {
+        let _stage = Stage::enter(components, Role::Denoiser, cancel, progress)?;
+        let jobs = jobs(components, request, &plan, &prompts, latents)?;
+        latents = sample(sampler, jobs, plan.run_steps(), progress)?;
+    }
+    let _stage = Stage::enter(components, Role::Vae, cancel, progress)?;
     let vae = components.vae()?;
     progress(Progress::Decoding);
-    let images = latents.iter().map(|row| vae.decode(row, cancel)).collect();
-    components.release(Role::Vae);
-    images
+    decode(&*vae, &latents, cancel)
 }
 
-#[allow(clippy::too_many_arguments)] // one stage of `render`, split off for reading
-fn sample_all(
-    recipe: &DiffusionRecipe,
+/// One job a picture.
+fn jobs(
     components: &dyn Components,
-    sampler: &dyn SampleService,
     request: &GenerationRequest,
     plan: &Plan,
-    (positive, negative): (Conditioning, Option<Conditioning>),
-    picture: Option<LatentDistribution>,
+    (positive, negative): &(Conditioning, Option<Conditioning>),
+    latents: Vec<Latents>,
+) -> Result<Vec<SampleJob>> {
+    let denoiser = components.denoiser()?;
+    let model_key = components.model_key();
+    let job = |(latents, seed): (Latents, &u64)| SampleJob {
+        denoiser: Arc::clone(&denoiser),
+        model_key: model_key.clone(),
+        latents,
+        positive: positive.clone(),
+        negative: negative.clone(),
+        guidance: plan.guidance,
+        sigmas: Arc::clone(&plan.sigmas),
+        sampler: plan.sampler,
+        seed: *seed,
+        drawn: plan.drawn(),
+        previews: request.previews,
+        cancel: request.cancel.clone(),
+    };
+    Ok(latents.into_iter().zip(&plan.seeds).map(job).collect())
+}
+
+/// Runs the jobs and adds their steps up.
+fn sample(
+    sampler: &dyn SampleService,
+    jobs: Vec<SampleJob>,
+    steps: usize,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<Latents>> {
-    let starts = (0..request.count)
-        .map(|index| initial_latents(recipe, request, plan, picture.as_ref(), request.seed_of(index)))
-        .collect::<Result<Vec<_>>>()?;
-    if plan.sigmas.is_empty() {
-        return Ok(starts);
-    }
-    request.cancel.check()?;
-    progress(Progress::Loading("diffusion model"));
-    let denoiser = components.denoiser()?;
-    let steps = plan.sigmas.len() - 1;
-    let total = steps * starts.len();
-    let mut sampled = Vec::with_capacity(starts.len());
-    for (index, latents) in starts.into_iter().enumerate() {
-        let job = SampleJob {
-            denoiser: Arc::clone(&denoiser),
-            model_key: components.model_key(),
-            latents,
-            positive: positive.clone(),
-            negative: negative.clone(),
-            guidance: plan.guidance,
-            sigmas: Arc::clone(&plan.sigmas),
-            sampler: plan.sampler,
-            seed: request.seed_of(index as u32),
-            previews: request.previews,
-            cancel: request.cancel.clone(),
-        };
-        let done = index * steps;
-        let mut report = |r: crate::StepReport| {
-            // Between two pictures the last step's report stands.
-            if r.step > 0 || index == 0 {
-                progress(Progress::Step { current: done + r.step, total, preview: r.preview });
-            }
-        };
-        sampled.push(sampler.sample(job, &mut report)?);
-    }
-    Ok(sampled)
+    let mut done = vec![0; jobs.len()];
+    let total = steps * jobs.len();
+    progress(Progress::Step { current: 0, total, preview: None });
+    sampler.sample_all(jobs, &mut |index, report| {
+        // Each job starts with a step 0; the one above stands for all.
+        if report.step > 0 {
+            done[index] = report.step;
+            progress(Progress::Step { current: done.iter().sum(), total, preview: report.preview });
+        }
+    })
 }

@@ -1,37 +1,154 @@
 //! Sigma schedules.
 
-use gen_core::{DiffusionRecipe, Error, GenerationRequest, Result, ScheduleRecipe};
+mod beta;
+
+use gen_core::{DiffusionRecipe, Error, Result, ScheduleRecipe};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// The noise levels of a render: `steps + 1` values, falling, the last one 0.
 pub type Sigmas = Arc<[f32]>;
 
-/// The sigmas of a request in `steps` steps.
+/// How noise levels are spaced, by name.
 ///
-/// Flow matching follows diffusers' `FlowMatchEulerDiscreteScheduler` with the sigmas that its pipelines hand in: `1` to
-/// `1/steps` evenly, through the time shift, in `f32`.
+/// The model's own levels are those of 1000 training times `t / 1000` through the time shift, from 1 down to the shift of
+/// 0.001.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Times 1 to `1/steps` evenly, through the shift: what diffusers' flow-match pipelines hand their scheduler.
+    #[default]
+    Simple,
+    /// From 1 to the model's smallest sigma evenly, through the shift (once more): the default of diffusers'
+    /// `FlowMatchEulerDiscreteScheduler`.
+    Normal,
+    /// Between the model's largest and smallest sigma, evenly in the 7th root (Karras et al. 2022, equation 5).
+    Karras,
+    /// Between the model's largest and smallest sigma, evenly in the logarithm.
+    Exponential,
+    /// As [`Self::Normal`] with one more step, whose last level is left out: the smallest sigma is not visited.
+    SgmUniform,
+    /// Between the model's largest and smallest sigma, at quantiles of Beta(0.6, 0.6): dense at both ends (Lee et al.
+    /// 2024, as diffusers' `use_beta_sigmas`).
+    Beta,
+}
+
+impl ScheduleKind {
+    /// Every schedule.
+    pub const ALL: [Self; 6] =
+        [Self::Simple, Self::Normal, Self::Karras, Self::Exponential, Self::SgmUniform, Self::Beta];
+
+    /// The name used in requests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Simple => "simple",
+            Self::Normal => "normal",
+            Self::Karras => "karras",
+            Self::Exponential => "exponential",
+            Self::SgmUniform => "sgm_uniform",
+            Self::Beta => "beta",
+        }
+    }
+}
+
+impl fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for ScheduleKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|kind| kind.as_str()).collect();
+            Error::invalid("scheduler", format!("'{name}' is not a schedule; use one of {}", known.join(", ")))
+        })
+    }
+}
+
+/// The time shift of rectified flow.
+struct Shift {
+    factor: f32,
+    /// The smallest level that the model's scheduler starts from before any schedule's own shift: a static shift is in
+    /// it already, one that depends on the picture's size is not known to the scheduler by then.
+    smallest: f32,
+}
+
+/// Training times, as every flow-match scheduler in diffusers has them.
+const SMALLEST_TIME: f32 = 0.001;
+
+impl Shift {
+    fn new(recipe: &DiffusionRecipe, width: u32, height: u32, asked: Option<f32>) -> Self {
+        let fixed = |factor: f32| Self { factor, smallest: shifted(factor, SMALLEST_TIME) };
+        match (&recipe.schedule, asked) {
+            (_, Some(factor)) => fixed(factor),
+            (ScheduleRecipe::FlowMatch { shift }, None) => fixed(*shift),
+            (ScheduleRecipe::DynamicFlowMatch { base_shift, max_shift, base_tokens, max_tokens }, None) => {
+                let cell = (recipe.latent_factor * recipe.patch).max(1);
+                let tokens = (width as usize / cell) * (height as usize / cell);
+                let slope = (max_shift - base_shift) / (*max_tokens as f32 - *base_tokens as f32);
+                let mu = tokens as f32 * slope + base_shift - slope * *base_tokens as f32;
+                Self { factor: mu.exp(), smallest: SMALLEST_TIME }
+            }
+        }
+    }
+
+    fn of(&self, time: f32) -> f32 {
+        shifted(self.factor, time)
+    }
+}
+
+fn shifted(factor: f32, time: f32) -> f32 {
+    factor * time / (1.0 + (factor - 1.0) * time)
+}
+
+/// The sigmas of `steps` steps for a picture of `width` x `height` pixels; `shift` overrides the model's time shift.
+///
+/// [`ScheduleKind::Simple`] is equal to diffusers' `FlowMatchEulerDiscreteScheduler` as its pipelines use it, in `f32`.
 ///
 /// # Errors
-/// The request names a schedule that isn't known.
-pub(crate) fn sigmas(recipe: &DiffusionRecipe, request: &GenerationRequest, steps: usize) -> Result<Sigmas> {
-    let linear = linspace(1.0, 1.0 / steps as f32, steps);
-    let shift = match (&recipe.schedule, request.scheduler_shift) {
-        (_, Some(shift)) => shift,
-        (ScheduleRecipe::FlowMatch { shift }, None) => *shift,
-        (ScheduleRecipe::DynamicFlowMatch { base_shift, max_shift, base_tokens, max_tokens }, None) => {
-            let cell = (recipe.latent_factor * recipe.patch).max(1);
-            let tokens = (request.width as usize / cell) * (request.height as usize / cell);
-            let slope = (max_shift - base_shift) / (*max_tokens as f32 - *base_tokens as f32);
-            (tokens as f32 * slope + base_shift - slope * *base_tokens as f32).exp()
-        }
+/// A shift so extreme that levels fall together.
+pub fn sigmas(
+    kind: ScheduleKind,
+    recipe: &DiffusionRecipe,
+    (width, height): (u32, u32),
+    shift: Option<f32>,
+    steps: usize,
+) -> Result<Sigmas> {
+    let shift = Shift::new(recipe, width, height, shift);
+    let (largest, smallest) = (1.0f64, f64::from(shift.of(SMALLEST_TIME)));
+    // Through the shift, and between the model's ends, where 0 is the largest level and 1 the smallest.
+    let timed = |times: Vec<f32>| times.into_iter().map(|time| shift.of(time)).collect::<Vec<f32>>();
+    let spaced = |level: &dyn Fn(f64) -> f64| {
+        let way = |step: usize| step as f64 / (steps.max(2) - 1) as f64;
+        (0..steps).map(|step| level(way(step)) as f32).collect::<Vec<f32>>()
     };
-    match request.scheduler.as_deref().unwrap_or("simple") {
-        "simple" => {
-            let shifted = linear.iter().map(|s| shift * s / (1.0 + (shift - 1.0) * s));
-            Ok(shifted.chain([0.0]).collect())
+    let levels = match kind {
+        ScheduleKind::Simple => timed(linspace(1.0, 1.0 / steps as f32, steps)),
+        ScheduleKind::Normal => timed(linspace(1.0, shift.smallest, steps)),
+        ScheduleKind::SgmUniform => {
+            let mut times = linspace(1.0, shift.smallest, steps + 1);
+            times.truncate(steps);
+            timed(times)
         }
-        other => Err(Error::invalid("scheduler", format!("'{other}' is not a schedule for this model; use simple"))),
+        ScheduleKind::Karras => {
+            let (from, to) = (largest.powf(1.0 / 7.0), smallest.powf(1.0 / 7.0));
+            spaced(&|way| (from + way * (to - from)).powi(7))
+        }
+        ScheduleKind::Exponential => spaced(&|way| (largest.ln() + way * (smallest.ln() - largest.ln())).exp()),
+        ScheduleKind::Beta => spaced(&|way| smallest + (largest - smallest) * beta::quantile(1.0 - way)),
+    };
+    let sigmas: Sigmas = levels.into_iter().chain([0.0]).collect();
+    let bounded = sigmas.iter().all(|sigma| (0.0..=1.0).contains(sigma));
+    if !bounded || !sigmas.windows(2).all(|pair| pair[1] < pair[0]) {
+        let message = format!("{} leaves no {steps} different noise levels; use one nearer to 1", shift.factor);
+        return Err(Error::invalid("scheduler_shift", message));
     }
+    Ok(sigmas)
 }
 
 /// `torch.linspace` in `f32`: each half is counted from its own end.
@@ -54,42 +171,4 @@ pub fn first_step(steps: usize, strength: f32) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use gen_core::GuidanceRecipe;
-    use serde_json::Value;
-
-    #[test]
-    fn equals_the_reference_tables() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../fixtures/schedule.json");
-        let tables: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        assert!(tables.len() > 5);
-        for table in tables {
-            let steps = table["steps"].as_u64().unwrap() as usize;
-            let recipe = DiffusionRecipe {
-                latent_channels: 16,
-                latent_factor: 8,
-                patch: 2,
-                schedule: ScheduleRecipe::FlowMatch { shift: table["shift"].as_f64().unwrap() as f32 },
-                guidance: GuidanceRecipe::Extrapolate,
-            };
-            let got = sigmas(&recipe, &GenerationRequest::default(), steps).unwrap();
-            let expected: Vec<f32> =
-                table["sigmas"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect();
-            assert_eq!(got.len(), expected.len());
-            for (g, e) in got.iter().zip(&expected) {
-                assert!((g - e).abs() <= 1.2e-7, "{steps} steps: {got:?} is not {expected:?}");
-            }
-            for pair in table["first_step_by_strength"].as_array().into_iter().flatten() {
-                let (strength, first) = (pair[0].as_f64().unwrap() as f32, pair[1].as_u64().unwrap() as usize);
-                assert_eq!(first_step(steps, strength), first, "{steps} steps, strength {strength}");
-            }
-        }
-    }
-
-    #[test]
-    fn no_strength_means_no_steps() {
-        assert_eq!(first_step(8, 0.0), 8);
-        assert_eq!(first_step(8, 1.0), 0);
-    }
-}
+mod tests;

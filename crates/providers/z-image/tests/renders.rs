@@ -114,6 +114,7 @@ fn sample(model: &ZImageModel, request: &GenerationRequest) -> (Vec<Latents>, Co
         sigmas: plan.sigmas.clone(),
         sampler: plan.sampler,
         seed: request.seed,
+        drawn: plan.drawn(),
         previews: false,
         cancel,
     };
