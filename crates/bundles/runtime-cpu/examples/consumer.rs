@@ -1,20 +1,21 @@
-//! A product's program on the CPU bundle: a picture, then a text, then a prepared snapshot.
+//! A product's program on the CPU bundle: a picture, a text, a prepared snapshot.
 //!
-//! `cargo run -p runtime-cpu --example consumer -- MODEL_DIR TEXT_MODEL_DIR WORK_DIR`
+//! `cargo run -p runtime-cpu --example consumer -- MODEL_DIR [TEXT_MODEL_DIR]`
+//!
+//! `MODEL_DIR` is a diffusers folder, such as `assets/demo`. Without a language model of its own the program lets the
+//! pipeline's text encoder speak; the demo model's was never taught to, so its words mean nothing.
 
-use runtime_cpu as runtime;
 use std::error::Error;
 use std::path::PathBuf;
 
 use runtime::core_llm::{LoadSpec as LlmSpec, Message, PrepareSpec, StreamEvent, TextLlmRequest};
 use runtime::gen_core::{GenerationOutput, GenerationRequest, LoadSpec, Progress, Quant, WeightsSource};
+use runtime_cpu as runtime;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let paths: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
-    let [dir, path, work] = paths.as_slice() else {
-        return Err("usage: consumer MODEL_DIR TEXT_MODEL_DIR WORK_DIR".into());
-    };
-    let (dir, path) = (dir.clone(), path.clone());
+    let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
+    let dir = arguments.next().ok_or("usage: consumer MODEL_DIR [TEXT_MODEL_DIR]")?;
+    let path = arguments.next().unwrap_or_else(|| dir.join("text_encoder"));
 
     let catalog = runtime::catalog()?;
     assert_eq!(catalog.platform(), runtime::PLATFORM);
@@ -24,18 +25,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     generator.validate(&request)?;
     match generator.generate(&request, &mut |_: Progress| {})? {
         GenerationOutput::Images(images) => {
-            println!("{} picture(s), {}x{}", images.len(), images[0].width(), images[0].height())
+            for image in images {
+                println!("a picture of {} x {} pixels", image.width(), image.height());
+            }
         }
         _ => return Err("a picture was asked for".into()),
     }
 
     let llm = catalog.text().load_for_model(&LlmSpec::dense(&path))?;
-    llm.generate(&TextLlmRequest::new(vec![Message::user("Explain diffusion in one sentence.")], 128), &mut |e| {
+    let question = vec![Message::user("Explain diffusion in one sentence.")];
+    llm.generate(&TextLlmRequest::new(question, 128), &mut |e| {
         if let StreamEvent::Token { text, .. } = e {
-            print!("{text}")
+            print!("{text}");
         }
     })?;
     println!();
-    catalog.preparers().prepare_snapshot(&PrepareSpec::dense(path, work.join("out")))?;
+
+    let out = tempfile::tempdir()?;
+    catalog.preparers().prepare_snapshot(&PrepareSpec::dense(&path, out.path().join("snapshot")))?;
+    println!("a snapshot of {} files", std::fs::read_dir(out.path().join("snapshot"))?.count());
     Ok(())
 }
