@@ -66,7 +66,7 @@ pub struct TextLlmRequest {
     pub sampling: SamplingParams,
     /// Seed of the choice; equal requests with equal seeds give equal texts.
     pub seed: u64,
-    /// The answer ends before the first of these texts.
+    /// The answer ends before the first of these texts. They aren't looked for in what the model thinks.
     pub stop: Vec<String>,
     /// What the answer must match.
     pub constraint: Option<Constraint>,

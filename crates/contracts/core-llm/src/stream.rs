@@ -34,7 +34,8 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// A piece of a running answer. Text arrives as whole characters, and nothing of a stop text ever does.
+/// A piece of a running answer. Text arrives as whole characters, and nothing of a stop
+/// text ever does on the channel of the answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
     /// More text.
