@@ -14,6 +14,10 @@ use args::{Cli, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
+/// Steps of a network ask for the same large buffers again and again.
+#[global_allocator]
+static ALLOCATOR: kernels::Recycler = kernels::Recycler::new();
+
 /// A failure in one sentence for the person at the terminal.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
