@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use gen_core::{
-    CancelFlag, Capabilities, ConditioningKind, DiffusionModel, Generator, GeneratorEntry, LoadContext, LoadSpec,
-    Modality, ModelDescriptor, ProviderRegistry, ProviderRegistryBuilder, Quant, Result, Role, SizeRule,
+    CancelFlag, Capabilities, ConditioningKind, DiffusionModel, Generator, GeneratorEntry, KNOWN_SAMPLERS,
+    KNOWN_SCHEDULERS, LoadContext, LoadSpec, Modality, ModelDescriptor, ProviderRegistry, ProviderRegistryBuilder,
+    Quant, Result, Role, SizeRule,
 };
 use sampling::DiffusionGenerator;
 
@@ -34,8 +35,8 @@ fn descriptor(id: &str, name: &str, default_steps: u32, default_true_cfg: f32) -
             distilled_guidance: false,
             conditioning: vec![ConditioningKind::Reference],
             adapters: Vec::new(),
-            samplers: names(&["euler"]),
-            schedulers: names(&["simple"]),
+            samplers: names(KNOWN_SAMPLERS),
+            schedulers: names(KNOWN_SCHEDULERS),
             guidance_methods: names(&["cfg", "cfg_norm", "cfg_trunc"]),
             quants: vec![Quant::Q8],
         },
