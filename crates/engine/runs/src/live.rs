@@ -1,6 +1,6 @@
 //! A run that is queued or in work: its state, and the events that its watchers get.
 
-use crate::state::{NodePhase, NodeState, RunFailure, RunState, RunStatus, Take};
+use crate::state::{NodePhase, NodeState, RunFailure, RunState, RunStatus, Take, rounded};
 use engine_graph::{Event, Observer, Progress};
 use gen_core::CancelFlag;
 use serde_json::{Value, json};
@@ -147,7 +147,7 @@ impl LiveRun {
             "type": "progress",
             "nodeId": node_id,
             "phase": progress.phase,
-            "fraction": progress.fraction,
+            "fraction": rounded(progress.fraction),
             "status": progress.status,
         });
         let optional = [

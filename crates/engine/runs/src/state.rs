@@ -63,6 +63,7 @@ pub struct NodeState {
     /// Where it stands.
     pub state: NodePhase,
     /// How much of it is done, 0 to 1.
+    #[serde(serialize_with = "short_fraction")]
     pub fraction: f32,
     /// What it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,6 +149,7 @@ pub struct RunState {
     /// The node that it is for.
     pub target: String,
     /// Mean of its nodes' fractions.
+    #[serde(serialize_with = "short_fraction")]
     pub fraction: f32,
     /// Its nodes.
     pub nodes: BTreeMap<String, NodeState>,
@@ -174,6 +176,16 @@ impl RunState {
             _ => sum / self.nodes.len() as f32,
         };
     }
+}
+
+/// A fraction with four digits, which is what a progress bar can show.
+pub(crate) fn rounded(fraction: f32) -> f64 {
+    (f64::from(fraction) * 1e4).round() / 1e4
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+fn short_fraction<S: serde::Serializer>(fraction: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(rounded(*fraction))
 }
 
 /// Milliseconds since 1970.

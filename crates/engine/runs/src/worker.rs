@@ -70,8 +70,6 @@ struct TakeSink<'a> {
 impl OutputSink for TakeSink<'_> {
     fn save(&self, output: &NodeOutput<'_>) -> Result<(), NodeError> {
         let node_id = output.node.id();
-        let saving = Progress::new(Phase::Save, 0.99, "saving");
-        self.job.live.event(Event::Progress { node_id, progress: &saving });
         for encoded in takes::encode(&self.job.graph, output)? {
             let take = takes::write(self.engine.media.takes(), encoded, self.run_id, node_id);
             let take =
