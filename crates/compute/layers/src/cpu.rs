@@ -16,9 +16,13 @@ pub fn fallbacks() -> u64 {
     FALLBACKS.load(Ordering::Relaxed)
 }
 
-/// The number format that this CPU computes best in, for those who weren't told one: f32.
+/// The number format that this CPU computes best in, for those who weren't told one: bf16 where it multiplies that itself
+/// (AMX, AVX512-BF16), f32 elsewhere.
 pub fn best_cpu_precision() -> Precision {
-    Precision::F32
+    match kernels::Isa::active() {
+        kernels::Isa::AmxBf16 | kernels::Isa::Avx512Bf16 => Precision::Bf16,
+        _ => Precision::F32,
+    }
 }
 
 /// Whether kernels exist for tensors of this type on this device.

@@ -3,9 +3,7 @@
 use crate::engine::{Engine, Job};
 use crate::state::{RunFailure, RunStatus};
 use crate::takes;
-use engine_graph::{
-    Event, Execution, NodeError, NodeOutput, Observer, OutputSink, Phase, Progress, RunError, validate,
-};
+use engine_graph::{Execution, NodeError, NodeOutput, OutputSink, RunError, validate};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 impl Engine {
