@@ -1,22 +1,17 @@
 -- Runs in submission order. `graph` and `meta` are JSON as they came; `nodes` and `error` are JSON as served.
--- `attempts` is counted before any work, so that a run that takes the process down with it isn't tried for ever.
--- `last_event` is the number of the last event that was sent of an ended run.
 CREATE TABLE runs (
-  seq              INTEGER PRIMARY KEY AUTOINCREMENT,
-  id               TEXT NOT NULL UNIQUE,
-  client_run_id    TEXT UNIQUE,
-  graph            TEXT NOT NULL,
-  target           TEXT NOT NULL,
-  meta             TEXT,
-  status           TEXT NOT NULL,
-  fraction         REAL NOT NULL DEFAULT 0,
-  nodes            TEXT NOT NULL,
-  error            TEXT,
-  attempts         INTEGER NOT NULL DEFAULT 0,
-  cancel_requested INTEGER NOT NULL DEFAULT 0,
-  last_event       INTEGER NOT NULL DEFAULT 0,
-  created_at       INTEGER NOT NULL,
-  ended_at         INTEGER
+  seq           INTEGER PRIMARY KEY AUTOINCREMENT,
+  id            TEXT NOT NULL UNIQUE,
+  client_run_id TEXT UNIQUE,
+  graph         TEXT NOT NULL,
+  target        TEXT NOT NULL,
+  meta          TEXT,
+  status        TEXT NOT NULL,
+  nodes         TEXT,
+  error         TEXT,
+  attempts      INTEGER NOT NULL DEFAULT 0,
+  created_at    INTEGER NOT NULL,
+  ended_at      INTEGER
 );
 CREATE INDEX runs_by_status ON runs (status, seq);
 
@@ -28,7 +23,6 @@ CREATE TABLE takes (
   node_id    TEXT NOT NULL,
   kind       TEXT NOT NULL,
   mime       TEXT NOT NULL,
-  bytes      INTEGER NOT NULL,
   uri        TEXT NOT NULL,
   hash       TEXT NOT NULL,
   params     TEXT NOT NULL,

@@ -1,133 +1,76 @@
-//! Folders of immutable files, each written whole or not at all.
+//! Files that are written whole or not at all, named by their content.
 
-use crate::content::ContentId;
-use bytes::Bytes;
-use futures::StreamExt;
-use futures::stream::BoxStream;
-use object_store::local::LocalFileSystem;
-use object_store::path::Path as ObjectPath;
-use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt};
-use std::fs;
-use std::io::{self, Read};
-use std::ops::Range;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 
-/// A large file is written in pieces of this many bytes.
-const PIECE: usize = 8 << 20;
-
-/// A folder of immutable files, named by their content.
+/// A folder of immutable files.
 #[derive(Debug, Clone)]
 pub struct Blobs {
     root: PathBuf,
-    store: Arc<OnceLock<LocalFileSystem>>,
+}
+
+/// `sha256-` and the hash of `bytes` in hex.
+pub fn content_id(bytes: &[u8]) -> String {
+    format!("sha256-{}", hex::encode(Sha256::digest(bytes)))
 }
 
 impl Blobs {
     /// The folder at `root`, made when it is first written to.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), store: Arc::default() }
+        Self { root: root.into() }
     }
 
     /// Path below the root of the content `id`.
-    pub fn uri(id: &ContentId, extension: &str) -> String {
-        format!("{}/{}.{extension}", &id.hex()[..2], id.hex())
+    pub fn uri(id: &str, extension: &str) -> String {
+        let hash = id.strip_prefix("sha256-").unwrap_or(id);
+        format!("{}/{hash}.{extension}", hash.get(..2).unwrap_or("00"))
     }
 
-    /// The folder as an object store that stages under a temporary name, syncs file and folders, and then renames: a name
-    /// that exists has its bytes even after the power failed.
-    fn store(&self) -> io::Result<&LocalFileSystem> {
-        if let Some(store) = self.store.get() {
-            return Ok(store);
-        }
-        let store = LocalFileSystem::new_with_prefix(&self.root).map_err(plain)?.with_fsync(true);
-        Ok(self.store.get_or_init(|| store))
-    }
-
-    fn store_to_write(&self) -> io::Result<&LocalFileSystem> {
-        fs::create_dir_all(&self.root)?;
-        self.store()
-    }
-
-    /// Writes bytes below the root. What is there already stays: equal names mean equal bytes.
+    /// Writes bytes below a name made of their content: under a temporary name, synced, then renamed, so that a name that
+    /// exists has its bytes even after a crash. Gives the path below the root.
     ///
     /// # Errors
-    /// The disk is full or can't be written. Nothing is left behind under that name.
-    pub async fn put(&self, uri: &str, bytes: Bytes) -> io::Result<()> {
-        let length = bytes.len() as u64;
-        let store = self.store_to_write()?;
-        if self.length(uri).await.is_ok_and(|there| there == length) {
-            return Ok(());
+    /// The disk is full or can't be written.
+    pub fn put(&self, id: &str, extension: &str, bytes: &[u8]) -> io::Result<String> {
+        let uri = Self::uri(id, extension);
+        let path = self.root.join(&uri);
+        if fs::metadata(&path).is_ok_and(|m| m.len() == bytes.len() as u64) {
+            return Ok(uri);
         }
-        store.put(&path(uri)?, bytes.into()).await.map_err(plain)?;
-        Ok(())
+        let folder = path.parent().unwrap_or(&self.root).to_owned();
+        fs::create_dir_all(&folder)?;
+        let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(&folder)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        file.persist(&path).map_err(|e| e.error)?;
+        // The name must survive a power cut too.
+        if let Ok(folder) = File::open(&folder) {
+            folder.sync_all()?;
+        }
+        Ok(uri)
     }
 
-    /// Writes what `source` gives, `length` bytes, below the root; as [`Self::put`], without holding all of it in memory.
-    ///
-    /// # Errors
-    /// As [`Self::put`], and the source failed.
-    pub async fn put_from(&self, uri: &str, length: u64, source: &mut (impl io::Read + ?Sized)) -> io::Result<()> {
-        let store = self.store_to_write()?;
-        if self.length(uri).await.is_ok_and(|there| there == length) {
-            return Ok(());
-        }
-        let mut upload = store.put_multipart(&path(uri)?).await.map_err(plain)?;
-        let copied = async {
-            loop {
-                let mut piece = Vec::with_capacity(PIECE.min(usize::try_from(length).unwrap_or(PIECE)));
-                if source.by_ref().take(PIECE as u64).read_to_end(&mut piece)? == 0 {
-                    return Ok(());
-                }
-                upload.put_part(piece.into()).await.map_err(plain)?;
-            }
-        }
-        .await;
-        match copied {
-            Ok(()) => upload.complete().await.map(|_| ()).map_err(plain),
-            Err(error) => {
-                let _ = upload.abort().await;
-                Err(error)
-            }
-        }
+    /// Where a file is.
+    pub fn path(&self, uri: &str) -> PathBuf {
+        self.root.join(uri)
     }
 
-    /// Number of bytes of a file.
+    /// Reads a file.
     ///
     /// # Errors
     /// It isn't there or can't be read.
-    pub async fn length(&self, uri: &str) -> io::Result<u64> {
-        Ok(self.store()?.head(&path(uri)?).await.map_err(plain)?.size)
+    pub fn read(&self, uri: &str) -> io::Result<Vec<u8>> {
+        fs::read(self.path(uri))
     }
 
-    /// Reads a whole file.
-    ///
-    /// # Errors
-    /// It isn't there or can't be read.
-    pub async fn read(&self, uri: &str) -> io::Result<Bytes> {
-        self.store()?.get(&path(uri)?).await.map_err(plain)?.bytes().await.map_err(plain)
-    }
-
-    /// Reads part of a file, piece by piece.
-    ///
-    /// # Errors
-    /// It isn't there or can't be read.
-    pub async fn stream(&self, uri: &str, range: Range<u64>) -> io::Result<BoxStream<'static, io::Result<Bytes>>> {
-        if range.is_empty() {
-            return Ok(futures::stream::empty().boxed());
-        }
-        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
-        let found = self.store()?.get_opts(&path(uri)?, options).await.map_err(plain)?;
-        Ok(found.into_stream().map(|piece| piece.map_err(plain)).boxed())
-    }
-
-    /// Removes what writes that a crash cut short left behind. To be called while nothing is written.
+    /// Removes what writes that a crash cut short left behind.
     pub fn sweep(&self) {
         let list = |dir: &Path| fs::read_dir(dir).into_iter().flatten().filter_map(|e| e.ok().map(|e| e.path()));
         for folder in list(&self.root).filter(|p| p.is_dir()) {
             for file in list(&folder) {
-                // The store stages under the final name with `#` and a number, which no content id holds.
-                if file.file_name().is_some_and(|name| name.to_string_lossy().contains('#')) {
+                if file.file_name().is_some_and(|n| n.to_string_lossy().starts_with(".writing-")) {
                     let _ = fs::remove_file(file);
                 }
             }
@@ -135,85 +78,27 @@ impl Blobs {
     }
 }
 
-fn path(uri: &str) -> io::Result<ObjectPath> {
-    ObjectPath::parse(uri).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "not a path of this store"))
-}
-
-/// The store's messages hold host paths; what the operating system said does not.
-fn plain(error: object_store::Error) -> io::Error {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    while let Some(cause) = source {
-        if let Some(cause) = cause.downcast_ref::<io::Error>() {
-            return cause.raw_os_error().map_or_else(|| cause.kind().into(), io::Error::from_raw_os_error);
-        }
-        source = cause.source();
-    }
-    match error {
-        object_store::Error::NotFound { .. } => io::ErrorKind::NotFound.into(),
-        _ => io::Error::other("the file store failed"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, Blobs) {
+    #[test]
+    fn bytes_come_back_and_leftovers_go() {
         let dir = tempfile::tempdir().unwrap();
         let blobs = Blobs::new(dir.path().join("takes"));
-        (dir, blobs)
-    }
-
-    #[tokio::test]
-    async fn bytes_come_back_whole_and_in_parts_and_leftovers_go() {
-        let (_dir, blobs) = folder();
-        let uri = Blobs::uri(&ContentId::of(b"abcdef"), "png");
-        assert!(blobs.read(&uri).await.is_err());
-        blobs.put(&uri, Bytes::from_static(b"abcdef")).await.unwrap();
-        blobs.put(&uri, Bytes::from_static(b"abcdef")).await.unwrap();
-        assert_eq!(blobs.read(&uri).await.unwrap(), b"abcdef"[..]);
-        assert_eq!(blobs.length(&uri).await.unwrap(), 6);
-        let parts: Vec<Bytes> = blobs.stream(&uri, 2..5).await.unwrap().map(|p| p.unwrap()).collect().await;
-        assert_eq!(parts.concat(), b"cde");
-        assert_eq!(blobs.stream(&uri, 6..6).await.unwrap().count().await, 0);
-
-        let leftover = blobs.root.join(format!("{uri}#1"));
+        let uri = blobs.put(&content_id(b"abc"), "png", b"abc").unwrap();
+        assert_eq!(blobs.read(&uri).unwrap(), b"abc");
+        assert_eq!(blobs.put(&content_id(b"abc"), "png", b"abc").unwrap(), uri);
+        let leftover = blobs.path(&uri).with_file_name(".writing-x");
         fs::write(&leftover, b"half").unwrap();
         blobs.sweep();
-        assert!(!leftover.exists());
-        assert_eq!(blobs.read(&uri).await.unwrap(), b"abcdef"[..]);
+        assert!(!leftover.exists() && blobs.path(&uri).exists());
     }
 
-    #[tokio::test]
-    async fn large_files_pass_through_in_pieces() {
-        let (_dir, blobs) = folder();
-        let bytes: Vec<u8> = (0..PIECE + 12345).map(|i| (i % 251) as u8).collect();
-        let uri = Blobs::uri(&ContentId::of(&bytes), "bin");
-        blobs.put_from(&uri, bytes.len() as u64, &mut &bytes[..]).await.unwrap();
-        assert_eq!(blobs.read(&uri).await.unwrap(), bytes);
-    }
-
-    #[tokio::test]
-    async fn an_unwritable_folder_is_an_error_without_its_path() {
-        let (dir, blobs) = folder();
+    #[test]
+    fn an_unwritable_folder_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("takes"), b"a file").unwrap();
-        let failed = blobs.put("ab/x.png", Bytes::from_static(b"x")).await.unwrap_err().to_string();
-        assert!(!failed.contains(dir.path().to_str().unwrap()), "{failed}");
-
-        let (dir, blobs) = folder();
-        fs::create_dir(dir.path().join("takes")).unwrap();
-        fs::write(dir.path().join("takes/ab"), b"a file").unwrap();
-        let failed = blobs.put("ab/x.png", Bytes::from_static(b"x")).await.unwrap_err().to_string();
-        assert!(!failed.contains(dir.path().to_str().unwrap()), "{failed}");
-    }
-
-    #[tokio::test]
-    async fn no_name_leads_out_of_the_folder() {
-        let (dir, blobs) = folder();
-        fs::write(dir.path().join("secret"), b"s").unwrap();
-        blobs.put("ab/x.png", Bytes::from_static(b"x")).await.unwrap();
-        for name in ["../secret", "ab/../../secret", "/etc/passwd"] {
-            assert!(blobs.read(name).await.is_err(), "{name}");
-        }
+        assert!(Blobs::new(dir.path().join("takes")).put(&content_id(b"x"), "png", b"x").is_err());
     }
 }

@@ -1,9 +1,7 @@
 //! Where source nodes find assets, takes and files.
 
-use crate::blobs::Blobs;
-use crate::content::ContentId;
+use crate::blobs::{Blobs, content_id};
 use crate::picture;
-use crate::state::Take;
 use crate::store::Store;
 use engine_graph::AssetRef;
 use engine_nodes::{AssetError, AssetSource};
@@ -38,10 +36,14 @@ impl Media {
         Self { store: Some((store, handle)), ..Self::without_store(data_dir, paths) }
     }
 
-    /// The same without a database: assets and files only, and nothing is made in `data_dir`.
+    /// The same without a database: assets and files only.
     pub fn without_store(data_dir: &Path, paths: PathAccess) -> Self {
-        let (assets, takes) = (Blobs::new(data_dir.join("assets")), Blobs::new(data_dir.join("takes")));
-        Self { assets, takes, store: None, paths }
+        Self {
+            assets: Blobs::new(data_dir.join("assets")),
+            takes: Blobs::new(data_dir.join("takes")),
+            store: None,
+            paths,
+        }
     }
 
     /// The asset files.
@@ -54,14 +56,7 @@ impl Media {
         &self.takes
     }
 
-    fn wait<T>(&self, work: impl Future<Output = T>) -> T {
-        match &self.store {
-            Some((_, handle)) => handle.block_on(work),
-            None => futures::executor::block_on(work),
-        }
-    }
-
-    fn take(&self, id: &str) -> Result<Take, AssetError> {
+    fn take(&self, id: &str) -> Result<crate::Take, AssetError> {
         let unknown = || AssetError(format!("there is no take '{id}'"));
         let (store, handle) = self.store.as_ref().ok_or_else(unknown)?;
         let take = handle.block_on(store.take(id)).map_err(|error| {
@@ -71,41 +66,37 @@ impl Media {
         take.ok_or_else(unknown)
     }
 
-    fn file(&self, path: &str) -> Result<Vec<u8>, AssetError> {
-        let refused =
-            || AssetError("reading files by path is not allowed here; upload the file as an asset".to_owned());
-        let real = Path::new(path).canonicalize();
-        let allowed = match &self.paths {
-            PathAccess::None => false,
-            PathAccess::Any => true,
-            PathAccess::Below(folders) => real.as_ref().is_ok_and(|real| {
-                folders.iter().filter_map(|f| f.canonicalize().ok()).any(|folder| real.starts_with(folder))
-            }),
-        };
-        if !allowed {
-            return Err(refused());
-        }
-        let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let unreadable = |e: std::io::Error| AssetError(format!("{name} can't be read: {e}"));
-        std::fs::read(real.map_err(unreadable)?).map_err(unreadable)
-    }
-
     fn bytes(&self, reference: &AssetRef) -> Result<Vec<u8>, AssetError> {
         match reference {
             AssetRef::None => Err(AssetError("no asset is chosen".into())),
-            AssetRef::Id(id) => match ContentId::parse(id) {
-                Some(id) => {
-                    let read = self.wait(self.assets.read(&Blobs::uri(&id, ASSET_EXTENSION)));
-                    read.map(Into::into).map_err(|_| AssetError(format!("there is no asset '{id}'; upload it first")))
+            AssetRef::Id(id) if id.starts_with("sha256-") => {
+                let uri = Blobs::uri(id, ASSET_EXTENSION);
+                self.assets.read(&uri).map_err(|_| AssetError(format!("there is no asset '{id}'; upload it first")))
+            }
+            AssetRef::Id(id) => {
+                let take = self.take(id)?;
+                self.takes
+                    .read(&take.uri)
+                    .map_err(|e| AssetError(format!("the bytes of take '{id}' can't be read: {e}")))
+            }
+            AssetRef::Path(path) => {
+                let refused =
+                    || AssetError("reading files by path is not allowed here; upload the file as an asset".into());
+                let real = Path::new(path).canonicalize();
+                let allowed = match &self.paths {
+                    PathAccess::None => return Err(refused()),
+                    PathAccess::Any => true,
+                    PathAccess::Below(folders) => real.as_ref().is_ok_and(|real| {
+                        folders.iter().filter_map(|f| f.canonicalize().ok()).any(|folder| real.starts_with(folder))
+                    }),
+                };
+                if !allowed {
+                    return Err(refused());
                 }
-                None => {
-                    let take = self.take(id)?;
-                    let read = self.wait(self.takes.read(&take.uri));
-                    read.map(Into::into)
-                        .map_err(|e| AssetError(format!("the bytes of take '{id}' can't be read: {e}")))
-                }
-            },
-            AssetRef::Path(path) => self.file(path),
+                let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let unreadable = |e: std::io::Error| AssetError(format!("{name} can't be read: {e}"));
+                std::fs::read(real.map_err(unreadable)?).map_err(unreadable)
+            }
         }
     }
 }
@@ -122,9 +113,9 @@ impl AssetSource for Media {
     fn content_hash(&self, reference: &AssetRef) -> Result<String, AssetError> {
         match reference {
             // An asset's id is its hash.
-            AssetRef::Id(id) if ContentId::parse(id).is_some() => Ok(id.clone()),
+            AssetRef::Id(id) if id.starts_with("sha256-") => Ok(id.clone()),
             AssetRef::Id(id) => Ok(self.take(id)?.hash),
-            _ => Ok(ContentId::of(&self.bytes(reference)?).into()),
+            _ => Ok(content_id(&self.bytes(reference)?)),
         }
     }
 }

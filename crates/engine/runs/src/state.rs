@@ -22,9 +22,6 @@ pub enum RunStatus {
 }
 
 impl RunStatus {
-    /// Every status.
-    pub const ALL: [Self; 5] = [Self::Queued, Self::Running, Self::Done, Self::Error, Self::Cancelled];
-
     /// The name used in JSON and in the store.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -38,7 +35,7 @@ impl RunStatus {
 
     /// The status of that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == name)
+        [Self::Queued, Self::Running, Self::Done, Self::Error, Self::Cancelled].into_iter().find(|s| s.as_str() == name)
     }
 
     /// Whether nothing more will happen.
@@ -47,19 +44,15 @@ impl RunStatus {
     }
 }
 
-/// Where a node of a run stands.
+/// Where a node stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
 pub enum NodePhase {
-    /// It hasn't begun.
     Queued,
-    /// In work.
     Running,
-    /// Its outputs were there already, or nothing needed them.
     Cached,
-    /// It has run.
     Done,
-    /// It failed, and with it the run.
     Error,
 }
 
@@ -70,11 +63,12 @@ pub struct NodeState {
     /// Where it stands.
     pub state: NodePhase,
     /// How much of it is done, 0 to 1.
+    #[serde(serialize_with = "short_fraction")]
     pub fraction: f32,
     /// What it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// Step of the phase, from 1.
+    /// Step of the phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
     /// Steps of the phase.
@@ -91,10 +85,6 @@ impl NodeState {
         Self { state: NodePhase::Queued, fraction: 0.0, phase: None, step: None, step_count: None, status: None }
     }
 
-    pub(crate) fn running() -> Self {
-        Self { state: NodePhase::Running, ..Self::queued() }
-    }
-
     pub(crate) fn progress(&mut self, progress: &Progress) {
         self.state = NodePhase::Running;
         self.fraction = progress.fraction;
@@ -104,10 +94,12 @@ impl NodeState {
         self.status = Some(progress.status.clone());
     }
 
-    /// Leaves what the node was doing for a state in which it does nothing.
-    pub(crate) fn rest(&mut self, state: NodePhase) {
-        let fraction = if matches!(state, NodePhase::Done | NodePhase::Cached) { 1.0 } else { self.fraction };
-        *self = Self { state, fraction, ..Self::queued() };
+    pub(crate) fn end(&mut self, state: NodePhase) {
+        self.state = state;
+        if state != NodePhase::Error {
+            self.fraction = 1.0;
+        }
+        (self.phase, self.step, self.step_count, self.status) = (None, None, None, None);
     }
 }
 
@@ -132,28 +124,21 @@ pub struct Take {
     /// Unix milliseconds.
     pub created_at: i64,
     /// Media type of the bytes.
+    #[serde(default)]
     pub mime: String,
-    /// Number of bytes.
-    pub bytes: i64,
 }
 
 /// Why a run failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunFailure {
-    /// The node that failed; `None` when it was none of the nodes.
+    /// The node that failed.
     pub node_id: Option<String>,
-    /// What went wrong and what to change.
+    /// What to change.
     pub message: String,
 }
 
-impl RunFailure {
-    pub(crate) fn of_run(message: impl Into<String>) -> Self {
-        Self { node_id: None, message: message.into() }
-    }
-}
-
-/// A run in full.
+/// A run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunState {
@@ -164,8 +149,9 @@ pub struct RunState {
     /// The node that it is for.
     pub target: String,
     /// Mean of its nodes' fractions.
+    #[serde(serialize_with = "short_fraction")]
     pub fraction: f32,
-    /// The nodes that the target needs.
+    /// Its nodes.
     pub nodes: BTreeMap<String, NodeState>,
     /// What it has made so far.
     pub takes: Vec<Take>,
@@ -179,61 +165,27 @@ pub struct RunState {
     pub meta: Option<Value>,
     /// Unix milliseconds of its submission.
     pub created_at: i64,
-    /// Unix milliseconds of its end.
-    pub ended_at: Option<i64>,
 }
 
 impl RunState {
     pub(crate) fn refresh_fraction(&mut self) {
-        let sum: f64 = self.nodes.values().map(|node| f64::from(node.fraction)).sum();
+        let sum: f32 = self.nodes.values().map(|node| node.fraction).sum();
         self.fraction = match self.status {
             RunStatus::Done => 1.0,
             _ if self.nodes.is_empty() => 0.0,
-            _ => (sum / self.nodes.len() as f64) as f32,
+            _ => sum / self.nodes.len() as f32,
         };
-    }
-
-    /// The entry of this run in lists.
-    pub fn summary(&self) -> RunSummary {
-        RunSummary {
-            run_id: self.run_id.clone(),
-            status: self.status,
-            target: self.target.clone(),
-            fraction: self.fraction,
-            queue_position: None,
-            client_run_id: self.client_run_id.clone(),
-            error: self.error.clone(),
-            created_at: self.created_at,
-            ended_at: self.ended_at,
-        }
     }
 }
 
-/// A run in a list.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RunSummary {
-    /// Random id.
-    pub run_id: String,
-    /// Where it stands.
-    pub status: RunStatus,
-    /// The node that it is for.
-    pub target: String,
-    /// Mean of its nodes' fractions.
-    pub fraction: f32,
-    /// Its place in the queue, from 0; `None` once it has started.
-    pub queue_position: Option<usize>,
-    /// The id that the client gave it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub client_run_id: Option<String>,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<RunFailure>,
-    /// Unix milliseconds of its submission.
-    pub created_at: i64,
-    /// Unix milliseconds of its end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended_at: Option<i64>,
+/// A fraction with four digits, which is what a progress bar can show.
+pub(crate) fn rounded(fraction: f32) -> f64 {
+    (f64::from(fraction) * 1e4).round() / 1e4
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+fn short_fraction<S: serde::Serializer>(fraction: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(rounded(*fraction))
 }
 
 /// Milliseconds since 1970.

@@ -1,18 +1,14 @@
 //! From a node's outputs to takes: bytes first, then the listing.
 
-use crate::blobs::Blobs;
-use crate::content::ContentId;
-use crate::parameters::parameters_text;
-use crate::picture::encode_png;
+use crate::blobs::{Blobs, content_id};
+use crate::picture::{encode_png, parameters_text};
 use crate::state::{Take, now_ms};
-use bytes::Bytes;
-use engine_graph::{MediaKind, NodeError, NodeOutput, Value as PortValue};
+use engine_graph::{Graph, MediaKind, NodeError, NodeOutput, Value as PortValue};
 use gen_core::Image;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 /// An encoded output that isn't listed yet.
-#[derive(Debug, Clone)]
 pub struct Encoded {
     /// What it is.
     pub kind: MediaKind,
@@ -21,48 +17,66 @@ pub struct Encoded {
     /// Usual end of a file name.
     pub extension: &'static str,
     /// The bytes.
-    pub bytes: Bytes,
+    pub bytes: Vec<u8>,
     /// Everything needed to make it again.
     pub params: Map<String, Value>,
 }
 
-/// Encodes the media on a node's outputs. `graph` is the run's graph as JSON, its seeds drawn. Equal graphs give equal bytes,
-/// wherever they run: nothing of the run, the time or the machine goes in.
+/// Encodes the media on a node's outputs. Equal graphs and seeds give equal bytes, wherever they run.
 ///
 /// # Errors
 /// An output can't be encoded.
-pub(crate) fn encode(graph: &str, output: &NodeOutput<'_>) -> Result<Vec<Encoded>, NodeError> {
-    let mut params = output.params.to_json();
-    params.extend(output.outputs.record().iter().map(|(key, value)| (key.clone(), value.clone())));
+pub fn encode(graph: &Graph, output: &NodeOutput<'_>) -> Result<Vec<Encoded>, NodeError> {
+    let params = take_params(output);
+    let graph = with_drawn_seed(graph, output).to_value().to_string();
     let encode = |(port, kind, value): (&str, MediaKind, &PortValue)| {
         let image = value.downcast::<Image>().filter(|_| kind == MediaKind::Image);
         let image = image.ok_or_else(|| NodeError::new(format!("{kind} takes can't be written")).on_port(port))?;
-        let bytes = encode_png(&image, &parameters_text(&params), graph);
+        let bytes = encode_png(&image, &parameters_text(&params), &graph);
         let bytes = bytes.map_err(|e| NodeError::new(format!("the picture can't be encoded: {e}")))?;
-        Ok(Encoded { kind, mime: "image/png", extension: "png", bytes: bytes.into(), params: params.clone() })
+        Ok(Encoded { kind, mime: "image/png", extension: "png", bytes, params: params.clone() })
     };
     output.takes().map(encode).collect()
+}
+
+/// The node's params with the seeds that were drawn, and what its runner recorded.
+fn take_params(output: &NodeOutput<'_>) -> Map<String, Value> {
+    let mut params = output.params.to_json();
+    for (key, value) in output.outputs.record() {
+        params.insert(key.clone(), value.clone());
+    }
+    params
+}
+
+/// The graph with the node's random seed replaced by the one that was drawn, so that it gives the same take again.
+fn with_drawn_seed(graph: &Graph, output: &NodeOutput<'_>) -> Graph {
+    let mut graph = graph.clone();
+    let drawn = output.params.to_json();
+    if let Some(node) = graph.nodes.iter_mut().find(|node| node.id == output.node.id()) {
+        let random = output.node.params().has_random_seed();
+        if let Some(seed) = drawn.get("seed").filter(|_| random) {
+            node.params.insert("seed".to_owned(), seed.clone());
+        }
+    }
+    graph
 }
 
 /// Writes an encoded output and makes the take that is to be listed.
 ///
 /// # Errors
 /// The disk is full or can't be written.
-pub(crate) async fn write(blobs: &Blobs, encoded: Encoded, run_id: &str, node_id: &str) -> std::io::Result<Take> {
-    let hash = ContentId::of(&encoded.bytes);
-    let uri = Blobs::uri(&hash, encoded.extension);
-    let bytes = encoded.bytes.len() as i64;
-    blobs.put(&uri, encoded.bytes).await?;
+pub fn write(blobs: &Blobs, encoded: Encoded, run_id: &str, node_id: &str) -> std::io::Result<Take> {
+    let hash = content_id(&encoded.bytes);
+    let uri = blobs.put(&hash, encoded.extension, &encoded.bytes)?;
     Ok(Take {
         id: format!("take_{}", Uuid::new_v4().simple()),
         run_id: run_id.to_owned(),
         node_id: node_id.to_owned(),
         kind: encoded.kind,
         uri,
-        hash: hash.into(),
+        hash,
         params: encoded.params,
         created_at: now_ms(),
         mime: encoded.mime.to_owned(),
-        bytes,
     })
 }
