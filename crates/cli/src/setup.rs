@@ -19,7 +19,8 @@ pub(crate) fn policy(settings: &SettingsArgs) -> Result<DevicePolicy> {
         _ => None,
     });
     let wanted = wanted.map_err(Failure::of)?;
-    DevicePolicy::new(Machine::host(layers::best_cpu_precision() == gen_core::Precision::Bf16), wanted).map_err(Failure::of)
+    DevicePolicy::new(Machine::host(layers::best_cpu_precision() == gen_core::Precision::Bf16), wanted)
+        .map_err(Failure::of)
 }
 
 /// Checkpoints that settings name, by family.
