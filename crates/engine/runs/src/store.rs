@@ -2,10 +2,10 @@
 
 use crate::state::{RunFailure, RunState, RunStatus, Take, now_ms};
 use serde_json::Value;
+use sqlx::Row;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
 };
-use sqlx::{Row, Sqlite, Transaction};
 use std::path::Path;
 use std::time::Duration;
 
@@ -104,15 +104,10 @@ impl Store {
     /// # Errors
     /// The database failed.
     pub async fn submit(&self, run: &StoredRun) -> Result<Option<StoredRun>> {
-        let mut transaction: Transaction<'_, Sqlite> = self.pool.begin_with("BEGIN IMMEDIATE").await?;
-        if let Some(client) = &run.client_run_id {
-            let row = sqlx::query("SELECT * FROM runs WHERE client_run_id = ?");
-            if let Some(row) = row.bind(client).fetch_optional(&mut *transaction).await? {
-                return Ok(Some(stored_run(&row)?));
-            }
-        }
-        sqlx::query(
-            "INSERT INTO runs (id, client_run_id, graph, target, meta, status, created_at) VALUES (?,?,?,?,?,?,?)",
+        // One statement and no transaction: a full disk can't leave a connection in the middle of one.
+        let added = sqlx::query(
+            "INSERT INTO runs (id, client_run_id, graph, target, meta, status, created_at) VALUES (?,?,?,?,?,?,?) \
+             ON CONFLICT (client_run_id) DO NOTHING",
         )
         .bind(&run.id)
         .bind(&run.client_run_id)
@@ -121,10 +116,13 @@ impl Store {
         .bind(run.meta.as_ref().map(Value::to_string))
         .bind(run.status.as_str())
         .bind(run.created_at)
-        .execute(&mut *transaction)
+        .execute(&self.pool)
         .await?;
-        transaction.commit().await?;
-        Ok(None)
+        if added.rows_affected() > 0 {
+            return Ok(None);
+        }
+        let first = sqlx::query("SELECT * FROM runs WHERE client_run_id = ?").bind(&run.client_run_id);
+        first.fetch_optional(&self.pool).await?.as_ref().map(stored_run).transpose()
     }
 
     /// Counts an attempt, before any work.
