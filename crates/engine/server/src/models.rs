@@ -112,7 +112,7 @@ pub(crate) async fn upload(
         }
     };
     let asset = state.engine().add_asset(bytes, &mime).await?;
-    Ok((StatusCode::CREATED, Json(json!({"id": asset.id, "kind": asset.kind, "bytes": asset.bytes}))).into_response())
+    Ok(Json(json!({"id": asset.id, "kind": asset.kind, "bytes": asset.bytes})).into_response())
 }
 
 pub(crate) async fn asset_bytes(
