@@ -21,8 +21,13 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../assets/demo")
 }
 
+/// In f32, as the default differs from machine to machine.
+fn spec(source: WeightsSource) -> LoadSpec {
+    LoadSpec::new(source).with_precision(Precision::F32)
+}
+
 fn dir(path: &Path) -> LoadSpec {
-    LoadSpec::new(WeightsSource::Dir(path.to_owned()))
+    spec(WeightsSource::Dir(path.to_owned()))
 }
 
 fn open(spec: &LoadSpec) -> Result<ZImageModel, Error> {
@@ -47,7 +52,7 @@ fn single_files(root: &Path, prefix: &str, format: Format) -> LoadSpec {
     // What shapes can't tell of a tiny VAE; the released one's groups are the default.
     let vae = file("vae", "vae", "");
     fs::copy(fixtures().join("z-image-tiny/vae/config.json"), root.join("vae/config.json")).unwrap();
-    LoadSpec::new(file("diffusion_models", "transformer", prefix))
+    spec(file("diffusion_models", "transformer", prefix))
         .with_component(Role::TextEncoder, text)
         .with_component(Role::Vae, vae)
 }
@@ -89,12 +94,15 @@ fn files_of_the_program_are_a_model_too() {
             files.push((name.leak(), fs::read(path).unwrap().leak()));
         }
     }
-    let embedded = LoadSpec::new(WeightsSource::Embedded(files.leak()));
+    let embedded = spec(WeightsSource::Embedded(files.leak()));
     assert!(result_of(&embedded) == result_of(&dir(&demo())));
     let (one, two) = (open(&embedded).unwrap(), open(&embedded).unwrap());
     assert_eq!(one.fingerprint(), two.fingerprint());
     let half = open(&embedded.clone().with_precision(Precision::Bf16)).unwrap();
     assert_ne!(half.fingerprint(), one.fingerprint());
+    let unsaid = open(&LoadSpec { precision: None, ..embedded.clone() }).unwrap();
+    let best = open(&embedded.with_precision(layers::best_cpu_precision())).unwrap();
+    assert_eq!(unsaid.fingerprint(), best.fingerprint());
 }
 
 #[test]

@@ -14,8 +14,9 @@ pub fn write(family: &str, folder: &Path) {
     recipe::write_folder(&fixture, folder, recipe::Format::F32, 1).unwrap();
 }
 
+/// In the reference's number format, whatever this machine likes best.
 pub fn load(folder: &Path) -> Result<Box<dyn TextLlm>> {
-    registry().load_for_model(&LoadSpec::dense(folder))
+    registry().load_for_model(&LoadSpec::dense(folder).with_precision(Precision::F32))
 }
 
 pub fn request(text: &str) -> TextLlmRequest {
