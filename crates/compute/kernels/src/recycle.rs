@@ -1,7 +1,8 @@
 //! An allocator that keeps large blocks for reuse.
 //!
-//! A network asks for the same few buffers of many megabytes in every step. Allocators give such blocks back to the system
-//! at once, which then clears page after page for the next step: a third of a step's time. A program that runs networks sets
+//! A network asks for the same few buffers of many megabytes in every step. Allocators give such blocks back to the
+//! system at once, which then clears page after page for the next step: a third of a step's time. A program that runs
+//! networks sets
 //!
 //! ```
 //! #[global_allocator]
@@ -88,8 +89,8 @@ impl Recycler {
     }
 }
 
-/// The size that a block for `layout` has, if it is one of ours: rounded up so that an eighth is wasted at most, and buffers of
-/// nearly the same size fit each other.
+/// The size that a block for `layout` has, if it is one of ours: rounded up so that an eighth is wasted at most, and
+/// buffers of nearly the same size fit each other.
 fn class(layout: Layout) -> Option<usize> {
     if layout.size() < SMALLEST || layout.align() > ALIGN {
         return None;
@@ -109,8 +110,8 @@ fn release((address, size): (usize, usize)) {
     }
 }
 
-// SAFETY: blocks come from the system's allocator with a layout that depends only on the size and alignment asked for, at
-// least as large and aligned; a kept block is in nobody else's hands, and is handed out once.
+// SAFETY: blocks come from the system's allocator with a layout that depends only on the size and alignment asked for,
+// at least as large and aligned; a kept block is in nobody else's hands, and is handed out once.
 unsafe impl GlobalAlloc for Recycler {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some((size, own)) = class(layout).and_then(|size| Some((size, block_layout(size)?))) else {

@@ -22,8 +22,9 @@ pub enum Mask<'a> {
 
 /// `softmax(scale * q k^T + mask) v`, head by head.
 ///
-/// `q` is `(batch, queries, heads, head_dim)`, `k` and `v` are `(batch, keys, kv_heads, head_dim)`; `heads` is a multiple of
-/// `kv_heads`, and head `h` uses key head `h / (heads / kv_heads)`. The result has the shape and type of `q`.
+/// `q` is `(batch, queries, heads, head_dim)`, `k` and `v` are `(batch, keys, kv_heads, head_dim)`; `heads` is a
+/// multiple of `kv_heads`, and head `h` uses key head `h / (heads / kv_heads)`. The result has the shape and type of
+/// `q`.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, mask: Mask<'_>) -> Result<Tensor> {
     let (batch, _, heads, dim) = q.dims4()?;
     let (_, keys, kv_heads, _) = k.dims4()?;

@@ -10,14 +10,14 @@ use runtime_base::Precision;
 
 static FALLBACKS: AtomicU64 = AtomicU64::new(0);
 
-/// Number of operations on the CPU so far that no kernel served and that ran as Candle's own. Each is logged with target
-/// `kernels` at debug level.
+/// Number of operations on the CPU so far that no kernel served and that ran as Candle's own. Each is logged with
+/// target `kernels` at debug level.
 pub fn fallbacks() -> u64 {
     FALLBACKS.load(Ordering::Relaxed)
 }
 
-/// The number format that this CPU computes best in, for those who weren't told one: bf16 where it multiplies that itself
-/// (AMX, AVX512-BF16), f32 elsewhere.
+/// The number format that this CPU computes best in, for those who weren't told one: bf16 where it multiplies that
+/// itself (AMX, AVX512-BF16), f32 elsewhere.
 pub fn best_cpu_precision() -> Precision {
     match kernels::Isa::active() {
         kernels::Isa::AmxBf16 | kernels::Isa::Avx512Bf16 => Precision::Bf16,
@@ -43,7 +43,8 @@ pub(crate) fn serves_tensor(operation: &'static str, x: &Tensor) -> bool {
 pub(crate) fn note(operation: &'static str, x: &Tensor) {
     if x.device().is_cpu() {
         let count = FALLBACKS.fetch_add(1, Ordering::Relaxed) + 1;
-        tracing::debug!(target: "kernels", operation, shape = ?x.dims(), dtype = ?x.dtype(), count, "no kernel: candle");
+        let (shape, dtype) = (x.dims(), x.dtype());
+        tracing::debug!(target: "kernels", operation, ?shape, ?dtype, count, "no kernel serves this; Candle does");
     }
 }
 
@@ -63,8 +64,8 @@ pub(crate) fn read<T>(x: &Tensor, f: impl FnOnce(Values<'_>) -> kernels::Result<
     f(slice(values(&storage)?, range)).map_err(Error::wrap)
 }
 
-/// Runs a kernel over the elements of `inputs`, row-major, into a new tensor of `shape`, every element of which it writes. The inputs lie on the CPU in f32 or
-/// bf16; one that isn't contiguous is copied first.
+/// Runs a kernel over the elements of `inputs`, row-major, into a new tensor of `shape`, every element of which it
+/// writes. The inputs lie on the CPU in f32 or bf16; one that isn't contiguous is copied first.
 pub(crate) fn compute(
     inputs: &[&Tensor],
     shape: impl Into<Shape>,
@@ -81,8 +82,8 @@ pub(crate) fn compute(
     })
 }
 
-/// The same for a kernel that takes strides: it gets whole buffers with the layouts of the inputs in them. The result has
-/// the type of the first input.
+/// The same for a kernel that takes strides: it gets whole buffers with the layouts of the inputs in them. The result
+/// has the type of the first input.
 pub(crate) fn compute_strided(
     inputs: &[&Tensor],
     shape: impl Into<Shape>,

@@ -2,8 +2,9 @@
 
 use candle_core::{Device, Result, Tensor};
 
-/// Cosines, then sines, of `t * max_period^(-i / half)` for `i` below `half = dim / 2`: `(1, dim)` in f32, with a zero at the
-/// end for an odd `dim` (Ho, Jain and Abbeel 2020, in the order of GLIDE). Computed in f32 as models are trained.
+/// Cosines, then sines, of `t * max_period^(-i / half)` for `i` below `half = dim / 2`: `(1, dim)` in f32, with a
+/// zero at the end for an odd `dim` (Ho, Jain and Abbeel 2020, in the order of GLIDE). Computed in f32 as models are
+/// trained.
 pub fn timestep_embedding(t: f32, dim: usize, max_period: f64, device: &Device) -> Result<Tensor> {
     let half = dim / 2;
     let rate = -max_period.ln() as f32;

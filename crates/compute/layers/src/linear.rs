@@ -143,8 +143,8 @@ impl Linear {
         Matrix::read(&[(weights, outputs)], inputs, bias, false).map(Self)
     }
 
-    /// Several layers on one input as one, whose output holds theirs one after another; each part comes with the number of
-    /// its outputs.
+    /// Several layers on one input as one, whose output holds theirs one after another; each part comes with the
+    /// number of its outputs.
     ///
     /// # Errors
     /// A tensor is missing or has another shape.

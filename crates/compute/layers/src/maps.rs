@@ -8,10 +8,11 @@ use kernels::{Ctx, ValuesMut};
 
 use crate::cpu;
 
-/// A batch of feature maps. On the CPU they are kept channels-last for the kernels, elsewhere as the tensor they came from.
+/// A batch of feature maps. On the CPU they are kept channels-last for the kernels, elsewhere as the tensor they came
+/// from.
 ///
-/// Maps that were made from one another share their memory: what is dropped is written to again by the next operation, and
-/// all is freed with the last of them.
+/// Maps that were made from one another share their memory: what is dropped is written to again by the next
+/// operation, and all is freed with the last of them.
 pub struct Maps(Layout);
 
 enum Layout {

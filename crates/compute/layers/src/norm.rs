@@ -76,8 +76,8 @@ fn product((a, b): (&f32, &f32)) -> f32 {
     a * b
 }
 
-/// RMS norm over the last dimension (Zhang and Sennrich 2019). Its output has the type that the weights compute in, so a
-/// residual stream may be kept in f32.
+/// RMS norm over the last dimension (Zhang and Sennrich 2019). Its output has the type that the weights compute in,
+/// so a residual stream may be kept in f32.
 pub struct RmsNorm(Norm);
 
 impl RmsNorm {
@@ -101,7 +101,8 @@ impl RmsNorm {
         self.0.forward(x, Some(scale), None)
     }
 
-    /// `onto + gate * norm(x)`, in the type of `onto`; `x` and `onto` are `(batch, …, dim)`, `gate` is `(batch, dim)` or 1.
+    /// `onto + gate * norm(x)`, in the type of `onto`; `x` and `onto` are `(batch, …, dim)`, `gate` is `(batch, dim)`
+    /// or 1.
     pub fn forward_onto(&self, x: &Tensor, gate: Option<&Tensor>, onto: &Tensor) -> Result<Tensor> {
         if x.dims() != onto.dims() {
             bail!("a norm gives {:?}, which can't be added to {:?}", x.shape(), onto.shape());

@@ -24,7 +24,8 @@ impl RopeTable {
         (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect()
     }
 
-    /// Position times frequency for each of `positions`. Angles are products in f64, rounded to f32 as models are trained.
+    /// Position times frequency for each of `positions`. Angles are products in f64, rounded to f32 as models are
+    /// trained.
     pub fn new(style: RopeStyle, frequencies: &[f64], positions: impl IntoIterator<Item = usize>) -> Self {
         Self::multi_axis(style, &[frequencies.to_vec()], positions.into_iter().map(|p| [p]))
     }
@@ -88,8 +89,8 @@ impl RopeTable {
     }
 }
 
-/// RMS norm of each head, then rotation of its first elements, each if given; `x` is `(batch, tokens, heads, head_dim)` and
-/// every row of the batch has the table's positions.
+/// RMS norm of each head, then rotation of its first elements, each if given; `x` is `(batch, tokens, heads,
+/// head_dim)` and every row of the batch has the table's positions.
 pub fn norm_rope(x: &Tensor, norm: Option<&RmsNorm>, rope: Option<&RopeTable>) -> Result<Tensor> {
     let (batch, tokens, heads, head_dim) = x.dims4()?;
     if let Some(rope) = rope.filter(|rope| !rope.fits(tokens, head_dim)) {

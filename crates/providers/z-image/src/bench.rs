@@ -1,4 +1,5 @@
-//! Networks of the released widths with random weights, and what their work amounts to: speed is measured without a download.
+//! Networks of the released widths with random weights, and what their work amounts to: speed is measured without a
+//! download.
 
 use candle_core::{Device, Tensor};
 use gen_core::{CancelFlag, Conditioning, Denoiser, Error, Latents, Precision, Result, StepContext, Vae};

@@ -53,7 +53,8 @@ impl Place {
         self.folder.map_or_else(|| name.to_owned(), |folder| format!("{folder}/{name}"))
     }
 
-    /// Its `config.json`, if there is one in which `key` starts with `value`; beside a single file may lie that of another.
+    /// Its `config.json`, if there is one in which `key` starts with `value`; beside a single file may lie that of
+    /// another.
     pub(crate) fn config(&self, key: &str, value: &str) -> Result<Option<Value>> {
         let config = load_config(&self.source, &self.relative("config.json"))?;
         let says = |config: &Value| config.get(key).and_then(Value::as_str).is_some_and(|v| v.starts_with(value));

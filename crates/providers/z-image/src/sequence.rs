@@ -51,7 +51,8 @@ pub fn caption_rope(config: &ZImageConfig, tokens: usize) -> RopeTable {
     table(config, (1..=padded(tokens)).map(|place| [place, 0, 0]))
 }
 
-/// Rotations of an image of `rows` by `columns` tokens behind a caption of `caption` tokens; its padding stays at the origin.
+/// Rotations of an image of `rows` by `columns` tokens behind a caption of `caption` tokens; its padding stays at the
+/// origin.
 pub fn image_rope(config: &ZImageConfig, caption: usize, [rows, columns]: [usize; 2]) -> RopeTable {
     let first = padded(caption) + 1;
     let image = (0..rows).flat_map(|row| (0..columns).map(move |column| [first, row, column]));

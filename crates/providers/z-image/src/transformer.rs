@@ -93,8 +93,8 @@ impl ZImageTransformer {
         Ok(self.time_out.forward(&Activation::Silu.forward(&self.time_in.forward(&waves)?)?)?)
     }
 
-    /// Caption embeddings `(tokens, caption_dim)` to hidden states `(1, padded tokens, dim)`. The time has no part in it, so
-    /// a caption needs this once. `rope` is [`caption_rope`](crate::sequence::caption_rope).
+    /// Caption embeddings `(tokens, caption_dim)` to hidden states `(1, padded tokens, dim)`. The time has no part in
+    /// it, so a caption needs this once. `rope` is [`caption_rope`](crate::sequence::caption_rope).
     pub fn refine_caption(&self, embeddings: &Tensor, rope: &RopeTable, cancel: &CancelFlag) -> Result<Tensor> {
         let mut hidden = self.embed_caption(embeddings)?;
         for block in &self.context_refiner {
@@ -109,9 +109,9 @@ impl ZImageTransformer {
         pad(&self.caption_embedder.forward(&self.caption_norm.forward(embeddings)?)?, &self.caption_pad)
     }
 
-    /// The network's output, which is `picture - noise`, for latents `(channels, height, width)` at `time`, with a caption from
-    /// [`Self::refine_caption`]. `ropes` are those of the image and of image and caption together. Cancel is honoured
-    /// between blocks.
+    /// The network's output, which is `picture - noise`, for latents `(channels, height, width)` at `time`, with a
+    /// caption from [`Self::refine_caption`]. `ropes` are those of the image and of image and caption together.
+    /// Cancel is honoured between blocks.
     pub fn forward(
         &self,
         latents: &Tensor,

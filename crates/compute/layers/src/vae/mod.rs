@@ -57,8 +57,8 @@ impl AutoencoderKl {
         &self.config
     }
 
-    /// Pictures `(batch, 3, height, width)` in `[-1, 1]` to their latent distributions, or `None` if the checkpoint holds a
-    /// decoder only. Cancel is honoured between blocks.
+    /// Pictures `(batch, 3, height, width)` in `[-1, 1]` to their latent distributions, or `None` if the checkpoint
+    /// holds a decoder only. Cancel is honoured between blocks.
     ///
     /// # Errors
     /// It was cancelled, or the backend failed.
@@ -72,8 +72,8 @@ impl AutoencoderKl {
         Ok(Some(Moments { mean: moments[0].contiguous()?, log_variance: moments[1].clamp(-30f32, 20f32)? }))
     }
 
-    /// Latents `(batch, latent_channels, height, width)` to pictures, around `[-1, 1]` and not clamped. Cancel is honoured
-    /// between blocks.
+    /// Latents `(batch, latent_channels, height, width)` to pictures, around `[-1, 1]` and not clamped. Cancel is
+    /// honoured between blocks.
     ///
     /// # Errors
     /// It was cancelled, or the backend failed.
