@@ -13,6 +13,10 @@ use kernels::norm::Norm;
 use kernels::rope::{HeadNorm, Heads, Rope, RopeStyle, norm_rope};
 use kernels::{Ctx, Isa, Values, ValuesMut};
 
+/// As programs that run networks have it.
+#[global_allocator]
+static ALLOCATOR: kernels::Recycler = kernels::Recycler::new();
+
 struct Options(Vec<String>);
 
 impl Options {

@@ -72,6 +72,13 @@ impl ValuesMut<'_> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            ValuesMut::F32(values) => size_of_val(*values),
+            ValuesMut::Bf16(values) => size_of_val(*values),
+        }
+    }
 }
 
 impl<'a> From<&'a mut [f32]> for ValuesMut<'a> {

@@ -7,7 +7,6 @@ use half::bf16;
 use super::flash::{Engine, IN_FRONT, Pass, QUERIES, Rows, State};
 use super::float::Rescale;
 use crate::isa::Isa;
-use crate::linear::Ahead;
 use crate::simd::dispatch;
 use crate::tiles::{Sums, TILE, TileConfig, two_tiles};
 use crate::transpose::avx512::registers;
@@ -74,7 +73,7 @@ impl Engine<bf16> for Tiles {
             // SAFETY: the caller's contract; `enter` configured the tiles.
             unsafe {
                 let a = keys.add(group * steps * 2 * TILE);
-                two_tiles(a, queries, scores.add(group * PAIR * QUERIES), steps, true, Ahead { rows: a, weights: a });
+                two_tiles(a, queries, scores.add(group * PAIR * QUERIES), steps, true);
             }
         }
         // What fills the last tile up is hidden, so that whole tiles can be worked on.
@@ -103,7 +102,7 @@ impl Engine<bf16> for Tiles {
             unsafe {
                 let a = values.add(group * (KEYS / PAIR) * 2 * TILE);
                 let sums = sums.add(group * PAIR * QUERIES);
-                two_tiles(a, weights(scores), sums, count.div_ceil(PAIR), first, Ahead { rows: a, weights: a });
+                two_tiles(a, weights(scores), sums, count.div_ceil(PAIR), first);
             }
         }
     }
@@ -428,7 +427,7 @@ unsafe fn overlapped(pass: Pass<'_>) {
         for group in 0..groups {
             let a = pass.keys.add(group * steps * 2 * TILE);
             let sums = scores(0).add(group * PAIR * QUERIES);
-            two_tiles(a, queries(0), sums, steps, true, Ahead { rows: a, weights: a });
+            two_tiles(a, queries(0), sums, steps, true);
         }
         let mut softmax = Softmax::new(scores(0), pass.scale);
         for group in 0..groups {

@@ -93,11 +93,12 @@ pub(super) fn run(
             band: Band { first_row, rows: rows.min(height - first_row), width, group },
             panels: first_panel..(first_panel + PANELS).min(panels),
         };
-        #[cfg(target_arch = "x86_64")]
-        if tiles {
-            return task.tiles();
+        match tiles {
+            #[cfg(target_arch = "x86_64")]
+            true => task.tiles(),
+            _ => task.floats(bf16),
         }
-        task.floats(bf16);
+        finish.publish();
     });
 }
 

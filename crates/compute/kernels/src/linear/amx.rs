@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::dot_bf16::to_bf16;
-use super::driver::{Ahead, Engine, Packed, row};
+use super::driver::{Engine, Packed, Work, row};
 use super::{PANEL, TILE_K, WeightFormat, quant};
 use crate::isa::Isa;
 use crate::memory::Scratch;
-use crate::tiles::{STEPS, TILE, TileConfig, one_tile, two_tiles};
+use crate::tiles::{Pipe, STEPS, TILE};
 use crate::values::Values;
 
 /// `tdpbf16ps` on packed tiles.
@@ -18,7 +18,12 @@ pub(super) struct Tiles {
 impl Engine for Tiles {
     const SPARE: usize = 0;
     const ROWS: usize = 32;
-    const CHUNK: usize = STEPS * TILE_K;
+    type State = Pipe;
+
+    fn chunk(&self, inputs: usize) -> usize {
+        // Blocks are up to 256 long.
+        if self.format == WeightFormat::Bf16 { even(inputs, TILE_K) } else { 256 }
+    }
 
     /// Tiles of sixteen rows are always whole; those past the end are zero.
     fn bytes_per_k(rows: usize) -> usize {
@@ -37,28 +42,28 @@ impl Engine for Tiles {
                     // What is bf16 already goes straight to its place, but for the end, which has to be filled up.
                     Some(Values::Bf16(values)) => {
                         let whole = inputs / TILE_K;
-                        scatter_tile_rows(values.as_ptr().cast(), 0..whole, r, rows, to);
+                        scatter_tile_rows(values.as_ptr().cast(), 0..whole, r, rows, TILE_K, to);
                         if padded > inputs {
                             let start = line.add(whole * 64);
                             to_bf16(Values::Bf16(&values[whole * TILE_K..]), start.cast(), TILE_K);
-                            scatter_tile_rows(line, whole..whole + 1, r, rows, to);
+                            scatter_tile_rows(line, whole..whole + 1, r, rows, TILE_K, to);
                         }
                         continue;
                     }
                     Some(values) => to_bf16(values, line.cast(), padded),
                     None => line.write_bytes(0, padded * 2),
                 }
-                scatter_tile_rows(line, 0..padded / TILE_K, r, rows, to);
+                scatter_tile_rows(line, 0..padded / TILE_K, r, rows, TILE_K, to);
             }
         }
     }
 
-    fn enter(&self) -> impl Sized {
-        TileConfig::load()
+    fn enter(&self, rows: usize) -> Pipe {
+        Pipe::new(false, rows)
     }
 
-    fn space_bytes(&self) -> usize {
-        if self.format == WeightFormat::Bf16 { 0 } else { Self::CHUNK * PANEL * 2 }
+    fn space_bytes(&self, chunk: usize) -> usize {
+        if self.format == WeightFormat::Bf16 { 0 } else { chunk * PANEL * 2 }
     }
 
     unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
@@ -70,34 +75,36 @@ impl Engine for Tiles {
         space
     }
 
-    unsafe fn multiply(
-        &self,
-        a: *const u8,
-        b: *const u8,
-        sums: *mut f32,
-        rows: usize,
-        len: usize,
-        first: bool,
-        ahead: Ahead,
-    ) {
-        let steps = len.div_ceil(TILE_K);
-        // SAFETY: the caller's contract, and tiles are configured by `enter`.
-        unsafe {
-            if rows > 16 { two_tiles(a, b, sums, steps, first, ahead) } else { one_tile(a, b, sums, steps, first) }
-        }
+    unsafe fn multiply(&self, pipe: &mut Pipe, work: Work) {
+        let product = (work.a, work.b, work.len.div_ceil(TILE_K));
+        // SAFETY: the caller's contract.
+        unsafe { pipe.multiply(product, work.sums, work.rows, work.place, work.ahead) }
     }
 }
 
-/// Puts row `r` of a block of `rows` into its tiles: to each of these steps, 64 bytes.
+/// The longest chunks of equal length that are no longer than `STEPS` steps.
+pub(super) fn even(inputs: usize, step: usize) -> usize {
+    let steps = inputs.div_ceil(step).max(1);
+    steps.div_ceil(steps.div_ceil(STEPS)) * step
+}
+
+/// Puts row `r` of a block of `rows` into its tiles: to each of these steps (of `step_len` elements), 64 bytes.
 ///
 /// # Safety
 /// `line` is valid for these steps, and the block has room for them.
-pub(super) unsafe fn scatter_tile_rows(line: *const u8, steps: Range<usize>, r: usize, rows: usize, to: Packed) {
-    let tiles = rows.div_ceil(16);
+pub(super) unsafe fn scatter_tile_rows(
+    line: *const u8,
+    steps: Range<usize>,
+    r: usize,
+    rows: usize,
+    step_len: usize,
+    to: Packed,
+) {
+    let (tiles, chunk_steps) = (rows.div_ceil(16), to.chunk_len / step_len);
     for step in steps {
         // SAFETY: by the contract above.
         unsafe {
-            let to = to.chunk(step / STEPS).add((step % STEPS * tiles + r / 16) * TILE + r % 16 * 64);
+            let to = to.chunk(step / chunk_steps).add((step % chunk_steps * tiles + r / 16) * TILE + r % 16 * 64);
             std::ptr::copy_nonoverlapping(line.add(step * 64), to, 64);
         }
     }

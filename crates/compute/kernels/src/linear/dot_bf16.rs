@@ -4,11 +4,14 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::driver::{Ahead, BF16, Engine, Packed, row};
+use super::driver::{BF16, Engine, Packed, Place, Work, row};
 use super::{PANEL, TILE_K, WeightFormat, quant};
 use crate::isa::Isa;
 use crate::memory::Scratch;
 use crate::values::Values;
+
+/// Inner elements of a chunk.
+const CHUNK: usize = 256;
 
 /// `vdpbf16ps` on packed tiles.
 pub(super) struct DotBf16 {
@@ -18,7 +21,11 @@ pub(super) struct DotBf16 {
 impl Engine for DotBf16 {
     const SPARE: usize = 0;
     const ROWS: usize = 14;
-    const CHUNK: usize = 256;
+    type State = ();
+
+    fn chunk(&self, _: usize) -> usize {
+        CHUNK
+    }
 
     fn bytes_per_k(rows: usize) -> usize {
         rows * BF16
@@ -33,20 +40,20 @@ impl Engine for DotBf16 {
             // SAFETY: the line and the block have room for the padded row.
             unsafe {
                 to_bf16(row(x, inputs, first + r), line, padded);
-                for start in (0..padded).step_by(Self::CHUNK) {
-                    let to = to.chunk(start / Self::CHUNK).cast::<u32>().add(r);
+                for start in (0..padded).step_by(CHUNK) {
+                    let to = to.chunk(start / CHUNK).cast::<u32>().add(r);
                     let pairs = line.add(start).cast::<u32>();
-                    let count = Self::CHUNK.min(padded - start) / 2;
+                    let count = CHUNK.min(padded - start) / 2;
                     (0..count).for_each(|pair| to.add(pair * rows).write(*pairs.add(pair)));
                 }
             }
         }
     }
 
-    fn enter(&self) -> impl Sized {}
+    fn enter(&self, _: usize) {}
 
-    fn space_bytes(&self) -> usize {
-        if self.format == WeightFormat::Bf16 { 0 } else { Self::CHUNK * PANEL * BF16 }
+    fn space_bytes(&self, _: usize) -> usize {
+        if self.format == WeightFormat::Bf16 { 0 } else { CHUNK * PANEL * BF16 }
     }
 
     unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
@@ -58,16 +65,8 @@ impl Engine for DotBf16 {
         space
     }
 
-    unsafe fn multiply(
-        &self,
-        a: *const u8,
-        b: *const u8,
-        sums: *mut f32,
-        rows: usize,
-        len: usize,
-        first: bool,
-        _: Ahead,
-    ) {
+    unsafe fn multiply(&self, (): &mut (), work: Work) {
+        let Work { a, b, sums, rows, len, place: Place { first, .. }, .. } = work;
         let steps = len.div_ceil(TILE_K);
         macro_rules! blocks {
             ($($rows:literal)*) => {

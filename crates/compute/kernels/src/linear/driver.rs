@@ -19,8 +19,11 @@ use crate::values::Values;
 pub(super) trait Engine: Sync {
     /// Rows of a full block.
     const ROWS: usize;
-    /// Inner elements of a chunk, a multiple of `TILE_K`.
-    const CHUNK: usize;
+    /// What a thread keeps from product to product of a task.
+    type State;
+
+    /// Inner elements of a chunk, a multiple of `TILE_K` (and of the blocks that weights come in).
+    fn chunk(&self, inputs: usize) -> usize;
 
     /// Bytes that packing may write past a chunk of a block.
     const SPARE: usize;
@@ -34,8 +37,8 @@ pub(super) trait Engine: Sync {
     /// The rows exist, and `to` has room for the block.
     unsafe fn pack(&self, x: Values<'_>, inputs: usize, row: usize, rows: usize, to: Packed);
 
-    /// Called by a thread before its products of a task; what it returns is dropped after them.
-    fn enter(&self) -> impl Sized;
+    /// Called by a thread before its products of a task, in a call with so many rows; what it returns is dropped after them.
+    fn enter(&self, rows: usize) -> Self::State;
 
     /// The chunk of a panel in the form that `multiply` reads: in place, or decoded into `space`.
     ///
@@ -43,24 +46,15 @@ pub(super) trait Engine: Sync {
     /// `panel` is valid for the chunk and `space` has `space_bytes`.
     unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8;
 
-    /// Bytes that `weights` needs to decode a chunk.
-    fn space_bytes(&self) -> usize;
+    /// Bytes that `weights` needs to decode a chunk of `chunk` inner elements.
+    fn space_bytes(&self, chunk: usize) -> usize;
 
-    /// `sums = a b` if `first`, else `sums += a b`, over `len` inner elements.
+    /// One block times one chunk of a panel, added to its sums. These are whole after the last chunk.
     ///
     /// # Safety
     /// `a` is a packed block of `rows` rows at this chunk, `b` comes from `weights`, and `sums` is `[rows][PANEL]` with
-    /// rows up to a multiple of 16.
-    unsafe fn multiply(
-        &self,
-        a: *const u8,
-        b: *const u8,
-        sums: *mut f32,
-        rows: usize,
-        len: usize,
-        first: bool,
-        ahead: Ahead,
-    );
+    /// rows up to a multiple of 16. State and sums stay the same ones from the first to the last chunk.
+    unsafe fn multiply(&self, state: &mut Self::State, work: Work);
 
     /// Brings sums that are whole into their final form, floats.
     ///
@@ -69,21 +63,42 @@ pub(super) trait Engine: Sync {
     unsafe fn settle(&self, _sums: *mut f32, _panel: usize, _row: usize, _rows: usize) {}
 }
 
+/// One product.
+#[derive(Clone, Copy)]
+pub(super) struct Work {
+    pub(super) a: *const u8,
+    pub(super) b: *const u8,
+    pub(super) sums: *mut f32,
+    pub(super) rows: usize,
+    /// Inner elements.
+    pub(super) len: usize,
+    /// The first chunk begins the sums, the last one ends them.
+    pub(super) place: Place,
+    pub(super) ahead: Ahead,
+}
+
+/// Where a chunk stands in the inner dimension.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) first: bool,
+    pub(crate) last: bool,
+}
+
 /// Memory that will be read soon and may be fetched into L2 meanwhile, spread over the product: a burst of fetches would
 /// hold up its own loads. Any address will do.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
-    /// `ROWS` bytes of activations, of the next chunk.
+    /// Activations of the next chunk, four lines a step of a product.
     pub(crate) rows: *const u8,
-    /// `WEIGHTS` bytes of weights, of the next panel.
+    /// Weights of the next panel, two lines a step.
     pub(crate) weights: *const u8,
 }
 
 impl Ahead {
-    /// Each block of a task of `TASK_PANELS` panels fetches this much of the next chunk's rows.
-    pub(crate) const ROWS: usize = 2048;
-    /// Each block of a task of `TASK_ROWS` rows fetches this much of the next panel's weights.
-    pub(crate) const WEIGHTS: usize = 1024;
+    /// Parts that the panels of a task fetch the next chunk of a block in.
+    const ROW_PARTS: usize = TASK_PANELS;
+    /// Parts that the blocks of a task fetch the next panel in.
+    const WEIGHT_PARTS: usize = 16;
 }
 
 /// The whole product. Sizes have been checked, and neither rows nor outputs are zero.
@@ -136,16 +151,17 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
     let block_rows = |block: usize| E::ROWS.min(rows - block * E::ROWS);
     // Chunk after chunk, and block after block within a chunk, so that a task's chunk is one stretch of memory.
     // A cache line more, because packing may write whole vectors.
-    let block_bytes = (E::bytes_per_k(E::ROWS) * E::CHUNK).next_multiple_of(64) + E::SPARE;
+    let chunk_len = engine.chunk(inputs);
+    let block_bytes = (E::bytes_per_k(E::ROWS) * chunk_len).next_multiple_of(64) + E::SPARE;
     let chunk_bytes = blocks * block_bytes;
-    let chunks = inputs.div_ceil(E::CHUNK).max(1);
+    let chunks = inputs.div_ceil(chunk_len).max(1);
     let mut packed = Scratch::take(chunks * chunk_bytes);
     let packed = SharedMut::new(packed.slice_mut::<u8>());
     ctx.pool().run_ranges(blocks, (1 << 17) / (chunks * block_bytes), |range| {
         for block in range {
             // SAFETY: blocks lie apart in `packed`.
             unsafe {
-                let to = Packed { start: packed.get().add(block * block_bytes), chunk_bytes };
+                let to = Packed { start: packed.get().add(block * block_bytes), chunk_bytes, chunk_len };
                 engine.pack(x, inputs, block * E::ROWS, block_rows(block), to);
             }
         }
@@ -170,47 +186,49 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
         let panel_sums = (own_blocks * E::ROWS).next_multiple_of(16) * PANEL;
         let mut sums = Scratch::of::<f32>(panel_sums * own_panels);
         let sums = sums.ptr::<f32>();
-        let mut space = Scratch::take(engine.space_bytes());
-        let _entered = engine.enter();
+        let mut space = Scratch::take(engine.space_bytes(chunk_len));
+        let mut state = engine.enter(rows);
         let steps = own_panels * chunks;
+        let weight_bytes = geometry.format.bytes(chunk_len);
         let place = |step: usize| {
             if few { (step / chunks, step % chunks) } else { (step % own_panels, step / own_panels) }
         };
         let panel_chunk = |(panel, chunk): (usize, usize)| {
-            let at = (first_panel + panel) * geometry.panel_bytes() + geometry.format.bytes(chunk * E::CHUNK);
+            let at = (first_panel + panel) * geometry.panel_bytes() + geometry.format.bytes(chunk * chunk_len);
             layer.bytes.as_ptr().wrapping_add(at)
         };
         for step in 0..steps {
             let (panel, chunk) = place(step);
-            let k = chunk * E::CHUNK;
-            let len = E::CHUNK.min(inputs - k);
+            let len = chunk_len.min(inputs - chunk * chunk_len);
+            let chunk_place = Place { first: chunk == 0, last: chunk + 1 == chunks };
             // After the last chunk comes another task, most likely on the same rows.
             let next_chunk = packed.get().wrapping_add((chunk + 1) % chunks * chunk_bytes + first_block * block_bytes);
             let next_weights = panel_chunk(place((step + 1).min(steps - 1)));
             // SAFETY: the panel exists, `k` is a multiple of `TILE_K`, and the packed blocks, sums and spaces were sized
             // above for exactly these offsets; tasks write different sums and different parts of the output.
             unsafe {
-                let weights = engine.weights(panel_chunk((panel, chunk)), len, space.ptr());
+                let b = engine.weights(panel_chunk((panel, chunk)), len, space.ptr());
                 for own in 0..own_blocks {
                     let block = first_block + own;
                     let count = block_rows(block);
                     let a = packed.get().add(chunk * chunk_bytes + block * block_bytes);
-                    let c = sums.add(panel * panel_sums + own * E::ROWS * PANEL);
+                    let sums = sums.add(panel * panel_sums + own * E::ROWS * PANEL);
+                    let row_part = panel * own_blocks + own;
                     let ahead = Ahead {
-                        rows: next_chunk.wrapping_add((panel * own_blocks + own) * Ahead::ROWS),
-                        weights: next_weights.wrapping_add(own * Ahead::WEIGHTS),
+                        rows: next_chunk.wrapping_add(row_part * (block_bytes / Ahead::ROW_PARTS)),
+                        weights: next_weights.wrapping_add(own * (weight_bytes / Ahead::WEIGHT_PARTS)),
                     };
-                    engine.multiply(a, weights, c, count, len, chunk == 0, ahead);
-                    if chunk + 1 == chunks {
-                        let row = block * E::ROWS;
-                        engine.settle(c, first_panel + panel, row, count);
+                    engine.multiply(&mut state, Work { a, b, sums, rows: count, len, place: chunk_place, ahead });
+                    if chunk_place.last {
+                        let (row, panel) = (block * E::ROWS, first_panel + panel);
+                        engine.settle(sums, panel, row, count);
                         let (start, stride) = (row * geometry.outputs, geometry.outputs);
-                        let panel = first_panel + panel;
-                        finish.block(ctx.isa(), Block { sums: c, panel, row, start, stride, rows: count });
+                        finish.block(ctx.isa(), Block { sums, panel, row, start, stride, rows: count });
                     }
                 }
             }
         }
+        finish.publish();
     });
 }
 
@@ -219,6 +237,8 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
 pub(super) struct Packed {
     start: *mut u8,
     chunk_bytes: usize,
+    /// Inner elements of a chunk.
+    pub(super) chunk_len: usize,
 }
 
 impl Packed {

@@ -96,7 +96,12 @@ pub(crate) struct Finish<'a> {
     gated: bool,
     outputs: usize,
     out: Target,
+    /// The output is too large to be in a cache when it is read.
+    streams: bool,
 }
+
+/// Outputs of this size are streamed to memory: to read their lines first, as a store does, costs as much again.
+const STREAMED_BYTES: usize = 4 << 20;
 
 /// One block of a product: `rows` rows of one panel, and where it goes.
 #[derive(Clone, Copy)]
@@ -116,12 +121,14 @@ pub(crate) struct Block {
 impl<'a> Finish<'a> {
     /// Without any check.
     pub(super) fn new(epilogue: Epilogue<'a>, layer: &'a PackedLinear, out: ValuesMut<'a>) -> Self {
+        let in_place = matches!(epilogue.residual, Residual::InPlace);
+        let streams = !in_place && out.bytes() >= STREAMED_BYTES;
         let out = match out {
             ValuesMut::F32(values) => Target::F32(SharedMut::new(values)),
             ValuesMut::Bf16(values) => Target::Bf16(SharedMut::new(values)),
         };
         let Geometry { gated, outputs, .. } = layer.geometry;
-        Finish { epilogue, bias: layer.bias.as_deref(), gated, outputs, out }
+        Finish { epilogue, bias: layer.bias.as_deref(), gated, outputs, out, streams }
     }
 
     /// Ends one block.
@@ -135,6 +142,15 @@ impl<'a> Finish<'a> {
                 Target::F32(out) => crate::simd::dispatch(isa, EndBlock { finish: self, out: out.get(), block }),
                 Target::Bf16(out) => crate::simd::dispatch(isa, EndBlock { finish: self, out: out.get(), block }),
             }
+        }
+    }
+}
+
+impl Finish<'_> {
+    /// To be called by a thread that has ended blocks, before another one reads them.
+    pub(crate) fn publish(&self) {
+        if self.streams {
+            crate::simd::publish();
         }
     }
 }
@@ -171,40 +187,65 @@ impl<O: Element> Kernel for EndBlock<'_, O> {
 impl<O: Element> EndBlock<'_, O> {
     #[inline(always)]
     unsafe fn rows<V: Simd, const GATED: bool>(&self, activation: impl Fn(V) -> V) {
-        let Block { sums, panel, row, start, stride, rows } = self.block;
-        let (epilogue, outputs) = (&self.finish.epilogue, self.finish.outputs);
+        let Block { panel, start, stride, rows, .. } = self.block;
         let width = if GATED { PANEL / 2 } else { PANEL };
         let column = panel * width;
-        let columns = width.min(outputs - column);
-        let bias = self.finish.bias.map(|bias| &bias[panel * PANEL..][..PANEL]);
+        let columns = width.min(self.finish.outputs - column);
         for i in 0..rows {
             let at = start + i * stride + column;
-            for c in (0..columns).step_by(V::LANES) {
-                let len = V::LANES.min(columns - c);
-                // SAFETY: sums hold whole panels; everything else is read and written for `len` columns within the row,
-                // whose sizes `plan` has checked.
-                unsafe {
-                    let sum = |c: usize| {
-                        let sum = V::load(sums.add(i * PANEL + c));
-                        bias.map_or(sum, |bias| sum.add(V::load(bias.as_ptr().add(c))))
-                    };
-                    let mut y = activation(sum(c));
-                    if GATED {
-                        y = y.mul(sum(c + PANEL / 2));
-                    }
-                    if let Some(gate) = epilogue.gate {
-                        let factors = gate.values.as_ptr().add((row + i) / gate.rows * outputs + column + c);
-                        y = y.mul(<f32 as Element>::load::<V>(factors, len));
-                    }
-                    let out = self.out.add(at + c);
-                    y = match epilogue.residual {
-                        Residual::None => y,
-                        Residual::InPlace => y.add(O::load::<V>(out, len)),
-                        Residual::From(Values::F32(from)) => y.add(f32::load::<V>(from.as_ptr().add(at + c), len)),
-                        Residual::From(Values::Bf16(from)) => y.add(bf16::load::<V>(from.as_ptr().add(at + c), len)),
-                    };
-                    O::store(y, out, len);
+            // SAFETY: sums hold whole panels; everything else is read and written for whole vectors, or the last columns,
+            // within the row, whose sizes `plan` has checked.
+            unsafe {
+                let out = self.out.add(at);
+                if self.finish.streams && columns == 2 * V::LANES && (out as usize).is_multiple_of(64) {
+                    let first = self.value::<V, GATED>(i, at, 0, V::LANES, &activation);
+                    let second = self.value::<V, GATED>(i, at, V::LANES, V::LANES, &activation);
+                    O::stream_two(first, second, out);
+                    continue;
                 }
+                for c in (0..columns).step_by(V::LANES) {
+                    let len = V::LANES.min(columns - c);
+                    O::store(self.value::<V, GATED>(i, at, c, len, &activation), out.add(c), len);
+                }
+            }
+        }
+    }
+
+    /// Columns `c..c + len` of row `i`, which starts at `at` in the output.
+    ///
+    /// # Safety
+    /// The columns lie within the row.
+    #[inline(always)]
+    unsafe fn value<V: Simd, const GATED: bool>(
+        &self,
+        i: usize,
+        at: usize,
+        c: usize,
+        len: usize,
+        activation: &impl Fn(V) -> V,
+    ) -> V {
+        let Block { sums, panel, row, .. } = self.block;
+        let Finish { epilogue, outputs, bias, .. } = self.finish;
+        // SAFETY: by the contract above.
+        unsafe {
+            let sum = |c: usize| {
+                let sum = V::load(sums.add(i * PANEL + c));
+                bias.map_or(sum, |bias| sum.add(V::load(bias.as_ptr().add(panel * PANEL + c))))
+            };
+            let mut y = activation(sum(c));
+            if GATED {
+                y = y.mul(sum(c + PANEL / 2));
+            }
+            if let Some(gate) = epilogue.gate {
+                let column = panel * if GATED { PANEL / 2 } else { PANEL };
+                let factors = gate.values.as_ptr().add((row + i) / gate.rows * outputs + column + c);
+                y = y.mul(<f32 as Element>::load::<V>(factors, len));
+            }
+            match epilogue.residual {
+                Residual::None => y,
+                Residual::InPlace => y.add(O::load::<V>(self.out.add(at + c), len)),
+                Residual::From(Values::F32(from)) => y.add(f32::load::<V>(from.as_ptr().add(at + c), len)),
+                Residual::From(Values::Bf16(from)) => y.add(bf16::load::<V>(from.as_ptr().add(at + c), len)),
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::driver::{Ahead, Engine, Packed};
+use super::driver::{Engine, Packed, Place, Work};
 use super::{PANEL, WeightFormat, quant};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, dispatch};
@@ -21,6 +21,10 @@ const VECTORS: usize = 2;
 /// Inner elements between those multiplied and those asked for.
 const AHEAD: usize = 14;
 
+/// Inner elements of a chunk: 32 KB of widened weights. Partial sums of this length also keep rounding errors from growing
+/// with the inputs.
+const CHUNK: usize = 256;
+
 /// Arithmetic in f32 with blocks of `ROWS` rows.
 pub(super) struct Float<const ROWS: usize> {
     pub(super) isa: Isa,
@@ -30,8 +34,11 @@ pub(super) struct Float<const ROWS: usize> {
 impl<const ROWS: usize> Engine for Float<ROWS> {
     const SPARE: usize = 64;
     const ROWS: usize = ROWS;
-    // 32 KB of widened weights. Partial sums of this length also keep rounding errors from growing with the inputs.
-    const CHUNK: usize = 256;
+    type State = ();
+
+    fn chunk(&self, _: usize) -> usize {
+        CHUNK
+    }
 
     fn bytes_per_k(rows: usize) -> usize {
         rows * 4
@@ -39,8 +46,8 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
 
     /// `[k][rows]`.
     unsafe fn pack(&self, x: Values<'_>, inputs: usize, first: usize, rows: usize, to: Packed) {
-        for (chunk, start) in (0..inputs).step_by(Self::CHUNK).enumerate() {
-            let len = Self::CHUNK.min(inputs - start);
+        for (chunk, start) in (0..inputs).step_by(CHUNK).enumerate() {
+            let len = CHUNK.min(inputs - start);
             let at = first * inputs + start;
             // SAFETY: the rows exist; a chunk of the block has room for `CHUNK * rows` values and a vector more.
             unsafe {
@@ -53,10 +60,10 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
         }
     }
 
-    fn enter(&self) -> impl Sized {}
+    fn enter(&self, _: usize) {}
 
-    fn space_bytes(&self) -> usize {
-        if self.format == WeightFormat::F32 { 0 } else { Self::CHUNK * PANEL * 4 }
+    fn space_bytes(&self, _: usize) -> usize {
+        if self.format == WeightFormat::F32 { 0 } else { CHUNK * PANEL * 4 }
     }
 
     unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
@@ -71,16 +78,8 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
         space
     }
 
-    unsafe fn multiply(
-        &self,
-        a: *const u8,
-        b: *const u8,
-        sums: *mut f32,
-        rows: usize,
-        len: usize,
-        first: bool,
-        _: Ahead,
-    ) {
+    unsafe fn multiply(&self, (): &mut (), work: Work) {
+        let Work { a, b, sums, rows, len, place: Place { first, .. }, .. } = work;
         let work = Multiply { a: a.cast(), b: b.cast(), sums, rows, len, first };
         // SAFETY: the caller's contract.
         unsafe { dispatch(self.isa, work) }

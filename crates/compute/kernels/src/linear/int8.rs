@@ -3,7 +3,7 @@
 //! Sums are exact 32-bit integers, so every instruction set gives the same; the factors are applied when a sum is whole.
 //! Weights lie like those of bf16, with four inner elements where bf16 has two: `[k / 64][2][16][16 columns][4]`.
 
-use super::driver::{Ahead, Engine, Packed, row};
+use super::driver::{Engine, Packed, Place, Work, row};
 use super::{PANEL, PackedLinear};
 use crate::isa::Isa;
 use crate::memory::Scratch;
@@ -150,7 +150,11 @@ pub(super) struct Tiles8<'a>(pub(super) Rows<'a>);
 impl Engine for Tiles8<'_> {
     const SPARE: usize = 0;
     const ROWS: usize = 32;
-    const CHUNK: usize = CHUNK;
+    type State = crate::tiles::Pipe;
+
+    fn chunk(&self, inputs: usize) -> usize {
+        super::amx::even(inputs, TILE_K8)
+    }
 
     fn bytes_per_k(rows: usize) -> usize {
         rows.div_ceil(16) * 16
@@ -169,16 +173,16 @@ impl Engine for Tiles8<'_> {
                 } else if r == rows {
                     line.fill(0);
                 }
-                super::amx::scatter_tile_rows(line.as_ptr().cast(), 0..padded / TILE_K8, r, rows, to);
+                super::amx::scatter_tile_rows(line.as_ptr().cast(), 0..padded / TILE_K8, r, rows, TILE_K8, to);
             }
         }
     }
 
-    fn enter(&self) -> impl Sized {
-        crate::tiles::TileConfig::load()
+    fn enter(&self, rows: usize) -> Self::State {
+        crate::tiles::Pipe::new(true, rows)
     }
 
-    fn space_bytes(&self) -> usize {
+    fn space_bytes(&self, _: usize) -> usize {
         0
     }
 
@@ -186,25 +190,10 @@ impl Engine for Tiles8<'_> {
         panel
     }
 
-    unsafe fn multiply(
-        &self,
-        a: *const u8,
-        b: *const u8,
-        sums: *mut f32,
-        rows: usize,
-        len: usize,
-        first: bool,
-        ahead: Ahead,
-    ) {
-        let steps = len.div_ceil(TILE_K8);
-        // SAFETY: the caller's contract, and tiles are configured by `enter`.
-        unsafe {
-            if rows > 16 {
-                crate::tiles::two_tiles_int8(a, b, sums, steps, first, ahead);
-            } else {
-                crate::tiles::one_tile_int8(a, b, sums, steps, first);
-            }
-        }
+    unsafe fn multiply(&self, pipe: &mut Self::State, work: Work) {
+        let product = (work.a, work.b, work.len.div_ceil(TILE_K8));
+        // SAFETY: the caller's contract.
+        unsafe { pipe.multiply(product, work.sums, work.rows, work.place, work.ahead) }
     }
 
     unsafe fn settle(&self, sums: *mut f32, panel: usize, row: usize, rows: usize) {
@@ -225,7 +214,11 @@ const SHIFT: i32 = 128;
 impl Engine for Dot8<'_> {
     const SPARE: usize = 0;
     const ROWS: usize = 14;
-    const CHUNK: usize = CHUNK;
+    type State = ();
+
+    fn chunk(&self, _: usize) -> usize {
+        CHUNK
+    }
 
     fn bytes_per_k(rows: usize) -> usize {
         rows
@@ -251,9 +244,9 @@ impl Engine for Dot8<'_> {
         }
     }
 
-    fn enter(&self) -> impl Sized {}
+    fn enter(&self, _: usize) {}
 
-    fn space_bytes(&self) -> usize {
+    fn space_bytes(&self, _: usize) -> usize {
         0
     }
 
@@ -261,16 +254,8 @@ impl Engine for Dot8<'_> {
         panel
     }
 
-    unsafe fn multiply(
-        &self,
-        a: *const u8,
-        b: *const u8,
-        sums: *mut f32,
-        rows: usize,
-        len: usize,
-        first: bool,
-        _: Ahead,
-    ) {
+    unsafe fn multiply(&self, (): &mut (), work: Work) {
+        let Work { a, b, sums, rows, len, place: Place { first, .. }, .. } = work;
         let steps = len.div_ceil(TILE_K8);
         #[cfg(target_arch = "x86_64")]
         if self.vnni {

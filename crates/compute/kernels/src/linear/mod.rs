@@ -16,7 +16,7 @@ mod tests;
 
 use half::bf16;
 
-pub(crate) use driver::Ahead;
+pub(crate) use driver::{Ahead, Place};
 pub use epilogue::{Activation, Epilogue, Gate, Residual};
 pub(crate) use epilogue::{Block, Finish};
 pub use format::WeightFormat;

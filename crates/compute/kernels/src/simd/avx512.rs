@@ -173,6 +173,23 @@ impl<const BF16: bool> Simd for F32x16<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) { unsafe { _mm512_stream_ps(to, self.0) } }
+    #[inline(always)]
+    unsafe fn stream_bf16(first: Self, second: Self, to: *mut bf16) {
+        unsafe {
+            let halves = if BF16 {
+                std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second.0, first.0))
+            } else {
+                let mut line = [bf16::ZERO; 32];
+                first.store_bf16(line.as_mut_ptr());
+                second.store_bf16(line.as_mut_ptr().add(16));
+                _mm512_loadu_si512(line.as_ptr().cast())
+            };
+            _mm512_stream_si512(to.cast(), halves)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_part(from: *const f32, len: usize) -> Self {
         F32x16(unsafe { _mm512_maskz_loadu_ps(first(len), from) })
     }

@@ -142,6 +142,24 @@ pub(crate) trait Simd: Copy {
         }
     }
 
+    /// Stores a line that will not be read soon, where the CPU can do so without reading it first. Aligned to 64 bytes;
+    /// to be followed by [`publish`].
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { self.store(to) }
+    }
+
+    /// The same for two vectors, one after the other.
+    #[inline(always)]
+    unsafe fn stream_bf16(first: Self, second: Self, to: *mut bf16) {
+        // SAFETY: as above.
+        unsafe {
+            first.store_bf16(to);
+            second.store_bf16(to.add(Self::LANES));
+        }
+    }
+
     /// The first `len` elements, zeros after them.
     #[inline(always)]
     unsafe fn load_part(from: *const f32, len: usize) -> Self {
@@ -204,7 +222,19 @@ pub(crate) trait Element: bytemuck::Pod + Send + Sync {
     /// # Safety
     /// As for [`Simd`]; `len` is at most `LANES`.
     unsafe fn store<V: Simd>(value: V, to: *mut Self, len: usize);
+    /// # Safety
+    /// As for [`Simd::stream`], for twice `LANES`.
+    unsafe fn stream_two<V: Simd>(first: V, second: V, to: *mut Self);
     fn to_f32(self) -> f32;
+}
+
+/// Makes what was streamed visible to other threads.
+pub(crate) fn publish() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 CPU has it, and it touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    }
 }
 
 impl Element for f32 {
@@ -218,6 +248,15 @@ impl Element for f32 {
     unsafe fn store<V: Simd>(value: V, to: *mut f32, len: usize) {
         // SAFETY: the caller's contract.
         unsafe { if len == V::LANES { value.store(to) } else { value.store_part(to, len) } }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_two<V: Simd>(first: V, second: V, to: *mut f32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            first.stream(to);
+            second.stream(to.add(V::LANES));
+        }
     }
 
     #[inline(always)]
@@ -237,6 +276,12 @@ impl Element for bf16 {
     unsafe fn store<V: Simd>(value: V, to: *mut bf16, len: usize) {
         // SAFETY: the caller's contract.
         unsafe { if len == V::LANES { value.store_bf16(to) } else { value.store_bf16_part(to, len) } }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_two<V: Simd>(first: V, second: V, to: *mut bf16) {
+        // SAFETY: the caller's contract.
+        unsafe { V::stream_bf16(first, second, to) }
     }
 
     #[inline(always)]
