@@ -163,6 +163,24 @@ impl Kernel for Multiply {
     }
 }
 
+/// Adds one inner element to the sums.
+///
+/// # Safety
+/// `a` is valid for `ROWS` values, `b` for `VECTORS` vectors.
+#[inline(always)]
+unsafe fn step<V: Simd, const ROWS: usize>(acc: &mut [[V; VECTORS]; ROWS], a: *const f32, b: *const f32) {
+    // SAFETY: by the contract above.
+    unsafe {
+        let w: [V; VECTORS] = [V::load(b), V::load(b.add(V::LANES))];
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let x = V::splat(*a.add(r));
+            for v in 0..VECTORS {
+                acc[v] = x.fma(w[v], acc[v]);
+            }
+        }
+    }
+}
+
 impl Multiply {
     #[inline(always)]
     unsafe fn block<V: Simd, const ROWS: usize>(&self) {
@@ -170,20 +188,23 @@ impl Multiply {
             // SAFETY: `a` is `[len][ROWS]`, `b` is `[len][PANEL]`, `sums` is `[ROWS][PANEL]`.
             unsafe {
                 let mut acc = [[V::splat(0.0); VECTORS]; ROWS];
-                let (mut a, mut b) = (self.a, self.b.add(column));
-                for _ in 0..self.len {
-                    let w: [V; VECTORS] = [V::load(b), V::load(b.add(V::LANES))];
-                    // A chunk of weights and a block of rows together are more than L1 likes to keep.
-                    V::prefetch(a.wrapping_add(ROWS * AHEAD));
-                    (0..VECTORS).for_each(|v| V::prefetch(b.wrapping_add(PANEL * AHEAD + v * V::LANES)));
-                    for r in 0..ROWS {
-                        let x = V::splat(*a.add(r));
-                        for v in 0..VECTORS {
-                            acc[r][v] = x.fma(w[v], acc[r][v]);
-                        }
+                let (a, b) = (self.a, self.b.add(column));
+                for k in (0..self.len - self.len % 2).step_by(2) {
+                    // A chunk of weights and a block of rows together are more than L1 likes to keep. Each line is asked
+                    // for once: narrow vectors have no load to spare.
+                    V::prefetch(a.wrapping_add(ROWS * (k + AHEAD)));
+                    if ROWS > 8 {
+                        V::prefetch(a.wrapping_add(ROWS * (k + 1 + AHEAD)));
                     }
-                    a = a.add(ROWS);
-                    b = b.add(PANEL);
+                    for k in k..k + 2 {
+                        let ahead = b.wrapping_add(PANEL * (k + AHEAD));
+                        (0..V::LANES * VECTORS).step_by(16).for_each(|line| V::prefetch(ahead.wrapping_add(line)));
+                        step(&mut acc, a.add(k * ROWS), b.add(k * PANEL));
+                    }
+                }
+                if self.len % 2 == 1 {
+                    let k = self.len - 1;
+                    step(&mut acc, a.add(k * ROWS), b.add(k * PANEL));
                 }
                 for r in 0..ROWS {
                     for v in 0..VECTORS {
