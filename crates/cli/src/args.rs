@@ -1,6 +1,6 @@
 //! The command line. Every setting is also an environment variable.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Renders typed node graphs into immutable takes, on the machine at hand.
@@ -70,7 +70,7 @@ pub enum Command {
     /// Turn a ComfyUI workflow into a graph
     Import(ImportArgs),
     /// Time a piece of work on random weights
-    Bench(BenchArgs),
+    Bench(crate::bench::BenchArgs),
 }
 
 /// Arguments of `render`.
@@ -144,44 +144,6 @@ pub struct ServeArgs {
     /// Folder below which `input/image` may read files by path; may be given several times
     #[arg(long, value_name = "DIR")]
     pub allow_path: Vec<PathBuf>,
-}
-
-/// Arguments of `bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// The work
-    #[arg(value_enum)]
-    pub work: BenchWork,
-    /// Family whose true widths are used
-    #[arg(long, default_value = "z-image", value_parser = ["z-image"])]
-    pub geometry: String,
-    /// Main transformer layers
-    #[arg(long, default_value_t = 4)]
-    pub layers: usize,
-    /// Width in pixels
-    #[arg(long, default_value_t = 512)]
-    pub width: u32,
-    /// Height in pixels
-    #[arg(long, default_value_t = 512)]
-    pub height: u32,
-    /// Timed repetitions
-    #[arg(long, default_value_t = 3)]
-    pub steps: usize,
-    /// f32 or bf16 [default: the best one here]
-    #[arg(long, value_parser = ["f32", "bf16"])]
-    pub dtype: Option<String>,
-    /// Print one JSON line
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// What can be timed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BenchWork {
-    /// One denoise step
-    Denoise,
-    /// Decoding latents to a picture
-    Decode,
 }
 
 /// Arguments of `import`.

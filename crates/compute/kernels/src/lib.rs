@@ -119,6 +119,7 @@
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
 
 pub mod attention;
+pub mod bench;
 pub mod conv;
 mod ctx;
 pub mod elementwise;

@@ -2,7 +2,7 @@
 //! download.
 
 use candle_core::{Device, Tensor};
-use gen_core::{CancelFlag, Conditioning, Denoiser, Error, Latents, Precision, Result, StepContext, Vae};
+use gen_core::{CancelFlag, Conditioning, Denoiser, Error, Latents, Precision, Quant, Result, StepContext, Vae};
 use layers::backend;
 use layers::vae::{AutoencoderKl, VaeConfig};
 use weights::Weights;
@@ -61,13 +61,15 @@ pub struct DenoiseBench {
 }
 
 impl DenoiseBench {
-    /// For pictures of `width` by `height` pixels, multiples of 16, with a caption of `caption_tokens`.
+    /// For pictures of `width` by `height` pixels, multiples of 16, with a caption of `caption_tokens`; the matrices of
+    /// its blocks held in `quant`.
     ///
     /// # Errors
     /// Sizes that don't fit, or too little memory.
     pub fn new(
         config: ZImageConfig,
         precision: Precision,
+        quant: Option<Quant>,
         [width, height]: [usize; 2],
         caption_tokens: usize,
     ) -> Result<Self> {
@@ -85,7 +87,8 @@ impl DenoiseBench {
             config.time_hidden * config.time_frequencies.max(config.modulation_dim),
         ];
         let largest = matrices.into_iter().max().unwrap_or(0);
-        let network = ZImageTransformer::new(&Weights::random(largest, dtype, Device::Cpu), config)?;
+        let weights = Weights::random(largest, dtype, Device::Cpu).with_quant(quant);
+        let network = ZImageTransformer::new(&weights, config)?;
         let caption = Conditioning::new("random", caption_tokens, Caption(embeddings));
         Ok(Self { denoiser: ZImageDenoiser::new(network, 0), caption, latents, flops })
     }
@@ -204,8 +207,9 @@ mod tests {
     fn a_small_network_runs_and_is_finite() {
         let config = ZImageConfig { dim: 256, heads: 2, kv_heads: 2, ffn_dim: 512, caption_dim: 64, ..released(1) };
         let cancel = CancelFlag::new();
-        for precision in [Precision::F32, Precision::Bf16] {
-            let bench = DenoiseBench::new(config.clone(), precision, [64, 32], 10).unwrap();
+        for (precision, quant) in [(Precision::F32, None), (Precision::Bf16, None), (Precision::Bf16, Some(Quant::Q8))]
+        {
+            let bench = DenoiseBench::new(config.clone(), precision, quant, [64, 32], 10).unwrap();
             bench.step(&cancel).unwrap();
             let vae = VaeConfig { block_out_channels: vec![32, 32], layers_per_block: 1, ..released_vae() };
             DecodeBench::new(vae, precision, [16, 16]).unwrap().decode(&cancel).unwrap();

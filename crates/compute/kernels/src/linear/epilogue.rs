@@ -168,25 +168,57 @@ impl<O: Element> Kernel for EndBlock<'_, O> {
     unsafe fn run<V: Simd>(self) {
         // SAFETY: the caller's contract; see `Finish::block`.
         unsafe {
-            match (self.finish.gated, self.finish.epilogue.activation) {
-                (false, Activation::Identity) => self.rows::<V, false>(|x| x),
-                (false, Activation::Silu) => self.rows::<V, false>(|x| math::silu(x)),
-                (false, Activation::GeluTanh) => self.rows::<V, false>(|x| math::gelu_tanh(x)),
-                (false, Activation::GeluErf) => self.rows::<V, false>(|x| math::gelu_erf(x)),
-                (false, Activation::QuickGelu) => self.rows::<V, false>(|x| math::quick_gelu(x)),
-                (true, Activation::Identity) => self.rows::<V, true>(|x| x),
-                (true, Activation::Silu) => self.rows::<V, true>(|x| math::silu(x)),
-                (true, Activation::GeluTanh) => self.rows::<V, true>(|x| math::gelu_tanh(x)),
-                (true, Activation::GeluErf) => self.rows::<V, true>(|x| math::gelu_erf(x)),
-                (true, Activation::QuickGelu) => self.rows::<V, true>(|x| math::quick_gelu(x)),
+            match self.finish.epilogue.activation {
+                Activation::Identity => self.rows::<V, Identity>(),
+                Activation::Silu => self.rows::<V, Silu>(),
+                Activation::GeluTanh => self.rows::<V, GeluTanh>(),
+                Activation::GeluErf => self.rows::<V, GeluErf>(),
+                Activation::QuickGelu => self.rows::<V, QuickGelu>(),
             }
         }
     }
 }
 
+/// An activation as a type: a closure is not sure to be inlined, and only what is inlined is compiled for the instruction
+/// set at hand.
+trait Function {
+    /// # Safety
+    /// The CPU has `V`'s instruction set.
+    unsafe fn apply<V: Simd>(x: V) -> V;
+}
+
+macro_rules! functions {
+    ($($name:ident = $x:ident => $y:expr;)*) => { $(
+        struct $name;
+
+        impl Function for $name {
+            #[inline(always)]
+            unsafe fn apply<V: Simd>($x: V) -> V {
+                // SAFETY: by the contract of the trait.
+                #[allow(unused_unsafe)]
+                unsafe { $y }
+            }
+        }
+    )* };
+}
+
+functions! {
+    Identity = x => x;
+    Silu = x => math::silu(x);
+    GeluTanh = x => math::gelu_tanh(x);
+    GeluErf = x => math::gelu_erf(x);
+    QuickGelu = x => math::quick_gelu(x);
+}
+
 impl<O: Element> EndBlock<'_, O> {
     #[inline(always)]
-    unsafe fn rows<V: Simd, const GATED: bool>(&self, activation: impl Fn(V) -> V) {
+    unsafe fn rows<V: Simd, F: Function>(&self) {
+        // SAFETY: the caller's contract.
+        unsafe { if self.finish.gated { self.gated_rows::<V, F, true>() } else { self.gated_rows::<V, F, false>() } }
+    }
+
+    #[inline(always)]
+    unsafe fn gated_rows<V: Simd, F: Function, const GATED: bool>(&self) {
         let Block { panel, start, stride, rows, .. } = self.block;
         let width = if GATED { PANEL / 2 } else { PANEL };
         let column = panel * width;
@@ -198,15 +230,32 @@ impl<O: Element> EndBlock<'_, O> {
             unsafe {
                 let out = self.out.add(at);
                 if self.finish.streams && columns == 2 * V::LANES && (out as usize).is_multiple_of(64) {
-                    let first = self.value::<V, GATED>(i, at, 0, V::LANES, &activation);
-                    let second = self.value::<V, GATED>(i, at, V::LANES, V::LANES, &activation);
+                    let first = self.value::<V, F, GATED>(i, at, 0, V::LANES);
+                    let second = self.value::<V, F, GATED>(i, at, V::LANES, V::LANES);
                     O::stream_two(first, second, out);
                     continue;
                 }
                 for c in (0..columns).step_by(V::LANES) {
                     let len = V::LANES.min(columns - c);
-                    O::store(self.value::<V, GATED>(i, at, c, len, &activation), out.add(c), len);
+                    O::store(self.value::<V, F, GATED>(i, at, c, len), out.add(c), len);
                 }
+            }
+        }
+    }
+
+    /// Sums from column `c` of a row on, with their bias.
+    ///
+    /// # Safety
+    /// The columns lie within the panel.
+    #[inline(always)]
+    unsafe fn sum<V: Simd>(&self, i: usize, c: usize) -> V {
+        let Block { sums, panel, .. } = self.block;
+        // SAFETY: by the contract above.
+        unsafe {
+            let sum = V::load(sums.add(i * PANEL + c));
+            match self.finish.bias {
+                Some(bias) => sum.add(V::load(bias.as_ptr().add(panel * PANEL + c))),
+                None => sum,
             }
         }
     }
@@ -216,25 +265,14 @@ impl<O: Element> EndBlock<'_, O> {
     /// # Safety
     /// The columns lie within the row.
     #[inline(always)]
-    unsafe fn value<V: Simd, const GATED: bool>(
-        &self,
-        i: usize,
-        at: usize,
-        c: usize,
-        len: usize,
-        activation: &impl Fn(V) -> V,
-    ) -> V {
-        let Block { sums, panel, row, .. } = self.block;
-        let Finish { epilogue, outputs, bias, .. } = self.finish;
+    unsafe fn value<V: Simd, F: Function, const GATED: bool>(&self, i: usize, at: usize, c: usize, len: usize) -> V {
+        let Block { panel, row, .. } = self.block;
+        let Finish { epilogue, outputs, .. } = self.finish;
         // SAFETY: by the contract above.
         unsafe {
-            let sum = |c: usize| {
-                let sum = V::load(sums.add(i * PANEL + c));
-                bias.map_or(sum, |bias| sum.add(V::load(bias.as_ptr().add(panel * PANEL + c))))
-            };
-            let mut y = activation(sum(c));
+            let mut y = F::apply(self.sum::<V>(i, c));
             if GATED {
-                y = y.mul(sum(c + PANEL / 2));
+                y = y.mul(self.sum::<V>(i, c + PANEL / 2));
             }
             if let Some(gate) = epilogue.gate {
                 let column = panel * if GATED { PANEL / 2 } else { PANEL };

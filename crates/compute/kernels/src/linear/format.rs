@@ -24,6 +24,37 @@ pub enum WeightFormat {
     Q6K,
 }
 
+/// The formats by name: GGUF ones as they are called there, in lower case.
+const NAMES: [(&str, WeightFormat); 8] = [
+    ("f32", WeightFormat::F32),
+    ("bf16", WeightFormat::Bf16),
+    ("int8", WeightFormat::Int8),
+    ("q8_0", WeightFormat::Q8_0),
+    ("q4_0", WeightFormat::Q4_0),
+    ("q4_k", WeightFormat::Q4K),
+    ("q5_k", WeightFormat::Q5K),
+    ("q6_k", WeightFormat::Q6K),
+];
+
+impl std::str::FromStr for WeightFormat {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let format = NAMES.into_iter().find(|(known, _)| *known == name);
+        format.map(|(_, format)| format).ok_or_else(|| {
+            let names = NAMES.map(|(name, _)| name).join(", ");
+            format!("there is no weight format {name:?}, only {names}")
+        })
+    }
+}
+
+impl std::fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = NAMES.iter().find(|(_, format)| format == self);
+        f.write_str(name.map_or("", |(name, _)| name))
+    }
+}
+
 impl WeightFormat {
     /// Weights of a block; a row is whole blocks.
     pub fn block(self) -> usize {
