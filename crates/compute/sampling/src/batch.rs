@@ -12,15 +12,13 @@ use std::time::Duration;
 
 /// How often a waiting caller looks at its cancel flags.
 const POLL: Duration = Duration::from_millis(10);
-/// How far behind a job may be that another waits for to share its passes, in steps, and how often it waits in a row.
-const PATIENCE: usize = 2;
 
 /// Runs the jobs of all callers in one thread of its own, and those that can share a forward pass in one.
 ///
-/// Jobs share a pass when model key, latent shape and the next sigma are the same; prompts, guidance, seeds and samplers
-/// may differ. Passes go round: the job that was served longest ago is next, with whichever others can join, so a long
-/// job and a stream of short ones can't starve each other. A job that is a little ahead of others waits for them, at
-/// most twice in a row, so that what is submitted at about the same time runs together. A caller that cancels returns
+/// Jobs share a pass when model key and latent shape are the same; prompts, sigmas, guidance, seeds and samplers may
+/// differ, so a job joins those under way at its first step (continuous batching). Passes go round: the job that was
+/// served longest ago is next, with whichever others can join, so a long job and a stream of short ones can't starve each
+/// other. A caller that cancels returns
 /// at once; the pass under way stops when nobody waits for it any more, and goes on for the others otherwise. An error
 /// of a shared pass is traced to its job by running each alone.
 pub struct BatchingSampler {
@@ -49,8 +47,6 @@ struct Seat {
     caller: Sender<(usize, Event)>,
     /// Set when the caller has left, for whatever reason.
     gone: CancelFlag,
-    /// How often it has waited for others since its last pass.
-    held: usize,
 }
 
 enum Event {
@@ -106,7 +102,7 @@ impl SampleService for BatchingSampler {
         // All under one lock, so that they start in one pass.
         let mut state = self.shared.lock();
         for (index, active) in actives.into_iter().enumerate() {
-            let seat = Seat { active, index, caller: caller.clone(), gone: leaving.gone.clone(), held: 0 };
+            let seat = Seat { active, index, caller: caller.clone(), gone: leaving.gone.clone() };
             state.waiting.extend(seat.unless_ended());
         }
         drop((state, caller));
@@ -216,30 +212,21 @@ impl Shared {
     }
 }
 
-/// Takes the first job, or one that it waits for, and all that can join it.
+/// Takes the job that was served longest ago, and all that can join it, oldest first.
 fn choose(waiting: &mut VecDeque<Seat>, max_rows: usize) -> Vec<Seat> {
-    let mut leader = 0;
-    while let Some(first) = waiting.get(leader).filter(|seat| seat.held < PATIENCE) {
-        // Each of these has a higher sigma than the one before, so this ends.
-        let behind = |seat: &Seat| matches!(seat.active.steps_to(&first.active), Some(1..=PATIENCE));
-        let Some(next) = waiting.iter().position(behind) else { break };
-        waiting[leader].held += 1;
-        leader = next;
-    }
-    let Some(first) = waiting.remove(leader) else { return Vec::new() };
+    let Some(first) = waiting.pop_front() else { return Vec::new() };
     let mut rows = first.active.rows();
     let mut seats = vec![first];
     let mut index = 0;
     while let Some(seat) = waiting.get(index) {
         let more = seat.active.rows();
-        if seat.active.steps_to(&seats[0].active) == Some(0) && rows + more <= max_rows {
+        if seat.active.fits(&seats[0].active) && rows + more <= max_rows {
             rows += more;
             seats.extend(waiting.remove(index));
         } else {
             index += 1;
         }
     }
-    seats.iter_mut().for_each(|seat| seat.held = 0);
     seats
 }
 

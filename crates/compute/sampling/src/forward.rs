@@ -1,4 +1,4 @@
-//! One forward pass for one or several jobs at the same sigma.
+//! One forward pass for one or several jobs, each at its own sigma.
 
 use crate::job::{SampleJob, StepReport};
 use crate::sampler::Trajectory;
@@ -17,6 +17,9 @@ impl Active {
     pub(crate) fn new(mut job: SampleJob) -> Result<Self> {
         if job.latents.batch() != 1 {
             return Err(Error::Backend(format!("a job is one row, not {}", job.latents.batch())));
+        }
+        if job.mask.as_ref().is_some_and(|mask| mask.shape() != job.latents.shape()) {
+            return Err(Error::Backend("the mask doesn't fit the latents".into()));
         }
         let none = Latents::new(vec![0], Vec::new())?;
         let latents = std::mem::replace(&mut job.latents, none);
@@ -41,16 +44,10 @@ impl Active {
         StepReport { step: self.trajectory.done(), steps: self.trajectory.steps(), preview }
     }
 
-    /// Steps until this job is where `other` is, when both can share forward passes from there on: 0 for now.
-    pub(crate) fn steps_to(&self, other: &Active) -> Option<usize> {
-        let fits = self.job.model_key == other.job.model_key
-            && self.trajectory.latents().shape() == other.trajectory.latents().shape();
-        let sigma = other.pending().filter(|_| fits)?;
-        if self.pending() == Some(sigma) {
-            return Some(0);
-        }
-        let later = self.job.sigmas.get(self.trajectory.done() + 1..)?;
-        later.iter().position(|s| *s == sigma).map(|steps| steps + 1)
+    /// Whether both can share forward passes.
+    pub(crate) fn fits(&self, other: &Active) -> bool {
+        self.job.model_key == other.job.model_key
+            && self.trajectory.latents().shape() == other.trajectory.latents().shape()
     }
 
     /// Rows of the next forward pass: one, or two with guidance.
@@ -69,6 +66,9 @@ impl Active {
         if let Some(negative) = negative {
             self.job.guidance.apply(&mut velocity, &negative);
         }
+        if let (Some(mask), Some(sigma)) = (&self.job.mask, self.pending()) {
+            mask.hold(&mut velocity, self.trajectory.latents().data(), sigma);
+        }
         if !velocity.iter().all(|v| v.is_finite()) {
             return Err(Error::NonFinite { stage: "denoiser", step: Some(self.trajectory.done() + 1) });
         }
@@ -77,12 +77,15 @@ impl Active {
             false => None,
         };
         let ended = self.trajectory.advance(&velocity)?;
+        if let (Some(mask), None, Some(0.0)) = (&self.job.mask, self.pending(), self.job.sigmas.last()) {
+            mask.restore(self.trajectory.latents_mut());
+        }
         Ok(ended.then(|| self.report(preview)))
     }
 }
 
 /// Predicts the next velocity of every job, at most `max_rows` rows at once, and advances each. All jobs must be
-/// pending at the sigma, and have the model and shape, of the first. The inner results are the jobs' own.
+/// pending and [fit](Active::fits) the first. The inner results are the jobs' own.
 ///
 /// # Errors
 /// What the denoiser gives, or cancelled; no job has moved then.
@@ -91,23 +94,24 @@ pub(crate) fn forward(
     max_rows: usize,
     cancel: &CancelFlag,
 ) -> Result<Vec<Result<Option<StepReport>>>> {
-    let Some((first, sigma)) = jobs.first().and_then(|job| Some((job, job.pending()?))) else {
-        return Ok(Vec::new());
-    };
+    let Some(first) = jobs.first() else { return Ok(Vec::new()) };
     let context = StepContext { cancel, step: first.trajectory.done() + 1 };
-    let rows: Vec<(&Latents, &Conditioning)> = jobs
+    let rows: Vec<(&Latents, f32, &Conditioning)> = jobs
         .iter()
         .flat_map(|job| {
             let prompts = std::iter::once(&job.job.positive).chain(job.guide());
-            prompts.map(|prompt| (job.trajectory.latents(), prompt))
+            let sigma = job.pending().unwrap_or_default();
+            prompts.map(move |prompt| (job.trajectory.latents(), sigma, prompt))
         })
         .collect();
     let mut predicted = Vec::with_capacity(rows.len());
     for rows in rows.chunks(max_rows.max(1)) {
         cancel.check()?;
-        let (latents, prompts): (Vec<&Latents>, Vec<&Conditioning>) = rows.iter().copied().unzip();
+        let latents: Vec<&Latents> = rows.iter().map(|(latents, _, _)| *latents).collect();
+        let sigmas: Vec<f32> = rows.iter().map(|(_, sigma, _)| *sigma).collect();
+        let prompts: Vec<&Conditioning> = rows.iter().map(|(_, _, prompt)| *prompt).collect();
         let batch = Latents::concat(&latents)?;
-        let velocity = first.job.denoiser.predict(&batch, sigma, &prompts, &context)?;
+        let velocity = first.job.denoiser.predict_rows(&batch, &sigmas, &prompts, &context)?;
         if velocity.shape() != batch.shape() {
             let shapes = (velocity.shape(), batch.shape());
             return Err(Error::Backend(format!("the denoiser gave {:?} for {:?}", shapes.0, shapes.1)));

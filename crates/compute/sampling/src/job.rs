@@ -1,7 +1,7 @@
 //! The seam between those who want latents sampled and those who do it.
 
 use crate::forward::{Active, forward};
-use crate::{Guidance, SamplerKind, Sigmas};
+use crate::{Guidance, LatentMask, SamplerKind, Sigmas};
 use gen_core::{CancelFlag, Conditioning, Denoiser, Latents, Result};
 use std::sync::Arc;
 
@@ -30,6 +30,8 @@ pub struct SampleJob {
     /// when they were also made from a picture. A stochastic sampler's noise comes after them, as in diffusers, where
     /// one generator serves a whole render; noise that was in the latents already would stay in the picture.
     pub drawn: usize,
+    /// What of a picture is held while the rest is sampled.
+    pub mask: Option<Arc<LatentMask>>,
     /// Whether reports should carry the estimate of the picture.
     pub previews: bool,
     /// Stops this job and no other.

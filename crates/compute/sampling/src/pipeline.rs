@@ -1,10 +1,10 @@
 //! From a request to pictures, once for every diffusion family.
 //!
-//! [`render`] is the whole way; its stages ([`plan`], [`encode_prompts`], [`encode_picture`], [`initial_latents`],
+//! [`render`] is the whole way; its stages ([`plan`], [`encode_prompts`], [`encode_picture`], [`start`](crate::start()),
 //! [`decode`]) stand alone, too, for callers that cache between them.
 
-use crate::{Guidance, SampleJob, SampleService, SamplerKind, ScheduleKind, Sigmas, TorchRng, cover};
-use crate::{first_step, sigmas};
+use crate::{Guidance, LatentMask, Origin, SampleJob, SampleService, SamplerKind, ScheduleKind, Sigmas, Start};
+use crate::{composite, cover, cover_mask, first_step, mask_cells, sigmas, start};
 use gen_core::{
     CancelFlag, Conditioning, ConditioningInput, Denoiser, DiffusionRecipe, Error, GenerationRequest, Image,
     LatentDistribution, Latents, ModelDescriptor, Progress, Result, Role, TextEncoder, Vae,
@@ -50,16 +50,25 @@ impl Plan {
         self.sigmas.len().saturating_sub(1)
     }
 
-    /// Tensors that [`initial_latents`] draws from a seed's generator; see [`SampleJob::drawn`].
-    pub fn drawn(&self) -> usize {
-        if self.strength.is_some() { 2 } else { 1 }
+    /// The same from a picture: the last `steps * strength` steps run, rounded up, as in diffusers; none at strength 0.
+    #[must_use]
+    pub fn from_picture(mut self, strength: f32) -> Self {
+        let first = first_step(self.steps, strength);
+        self.sigmas = if first < self.steps { self.sigmas[first..].into() } else { Sigmas::from([]) };
+        self.strength = Some(strength);
+        self
+    }
+
+    /// The noise level that the first step starts from; `None` when no step runs.
+    pub fn first_sigma(&self) -> Option<f32> {
+        self.sigmas.first().copied()
     }
 }
 
 /// Checks a request against a model and fills in its defaults.
 ///
-/// With a reference picture, the last `steps * strength` steps run, rounded up, as in diffusers. A strength of 0 runs
-/// none: the picture comes back as the VAE sees it.
+/// With a reference picture it is [`Plan::from_picture`]. A strength of 0 runs no step: the picture comes back as the VAE
+/// sees it.
 ///
 /// # Errors
 /// The first value that the model can't serve, by field.
@@ -75,13 +84,25 @@ pub fn plan(model: &ModelDescriptor, recipe: &DiffusionRecipe, request: &Generat
         Some(name) => name.parse()?,
         None => ScheduleKind::default(),
     };
-    let all = sigmas(schedule, recipe, (request.width, request.height), request.scheduler_shift, steps)?;
-    let strength = reference(request).map(|(_, strength)| strength);
-    let first = strength.map_or(0, |strength| first_step(steps, strength));
-    let sigmas = if first < steps { all[first..].into() } else { Sigmas::from([]) };
+    let sigmas = sigmas(schedule, recipe, (request.width, request.height), request.scheduler_shift, steps)?;
     let guidance = Guidance::of(recipe.guidance, request, capabilities.default_true_cfg)?;
     let seeds = (0..request.count).map(|index| request.seed_of(index)).collect();
-    Ok(Plan { sampler, scheduler: schedule.to_string(), steps, sigmas, guidance, strength, seeds })
+    let plan = Plan { sampler, scheduler: schedule.to_string(), steps, sigmas, guidance, strength: None, seeds };
+    match reference(request) {
+        Some((_, strength)) => Ok(plan.from_picture(strength)),
+        None if mask(request).is_some() => {
+            Err(Error::invalid("mask", "says which part of a picture to paint anew, so it needs a picture"))
+        }
+        None => Ok(plan),
+    }
+}
+
+/// The mask of a request.
+fn mask(request: &GenerationRequest) -> Option<&Arc<Image>> {
+    request.conditioning.iter().find_map(|input| match input {
+        ConditioningInput::Mask(mask) => Some(mask),
+        _ => None,
+    })
 }
 
 /// The picture that a request starts from, and the strength that holds for it.
@@ -109,17 +130,12 @@ pub fn encode_prompts(
     Ok((positive, negative))
 }
 
-/// The latent distribution of `image` at `width` x `height`; see [`cover`] for pictures of another size.
+/// The latent distribution of a picture.
 ///
 /// # Errors
 /// What the VAE gives, and [`Error::NonFinite`] when it isn't finite.
-pub fn encode_picture(
-    vae: &dyn Vae,
-    image: &Image,
-    (width, height): (u32, u32),
-    cancel: &CancelFlag,
-) -> Result<LatentDistribution> {
-    let distribution = vae.encode(&cover(image, width, height)?, cancel)?;
+pub fn encode_picture(vae: &dyn Vae, image: &Image, cancel: &CancelFlag) -> Result<LatentDistribution> {
+    let distribution = vae.encode(image, cancel)?;
     if !distribution.mean.is_finite() || !distribution.std.is_finite() {
         return Err(Error::NonFinite { stage: "vae", step: None });
     }
@@ -130,38 +146,6 @@ pub fn encode_picture(
 pub fn latent_shape(recipe: &DiffusionRecipe, width: u32, height: u32) -> [usize; 4] {
     let side = |pixels: u32| pixels as usize / recipe.latent_factor;
     [1, recipe.latent_channels, side(height), side(width)]
-}
-
-/// The latents that sampling starts from.
-///
-/// Noise comes from the seed's generator. With a reference picture, that generator first draws the sample of the VAE's
-/// posterior and then the noise that is mixed in at the first sigma, as diffusers' image-to-image pipeline does.
-///
-/// # Errors
-/// The picture's latents have another shape than the noise.
-pub fn initial_latents(
-    recipe: &DiffusionRecipe,
-    request: &GenerationRequest,
-    plan: &Plan,
-    picture: Option<&LatentDistribution>,
-    seed: u64,
-) -> Result<Latents> {
-    let shape = latent_shape(recipe, request.width, request.height);
-    let mut rng = TorchRng::new(seed);
-    let Some(picture) = picture else {
-        return rng.randn(&shape);
-    };
-    if picture.mean.shape() != shape || picture.std.shape() != shape {
-        return Err(Error::Backend(format!("the picture's latents are {:?}, not {shape:?}", picture.mean.shape())));
-    }
-    let Some(&sigma) = plan.sigmas.first() else {
-        return Ok(picture.mean.clone());
-    };
-    let posterior = rng.randn(&shape)?;
-    let noise = rng.randn(&shape)?;
-    let clean = picture.mean.data().iter().zip(picture.std.data()).zip(posterior.data()).map(|((m, s), z)| m + s * z);
-    let mixed = clean.zip(noise.data()).map(|(x, n)| sigma * n + (1.0 - sigma) * x);
-    Latents::new(shape.to_vec(), mixed.collect())
 }
 
 /// The pictures of several rows of latents, one by one.
@@ -207,7 +191,8 @@ impl Drop for Stage<'_> {
 }
 
 /// Renders a request: picture `i` of `count` uses `seed + i` and equals the single render with that seed, since each is a
-/// job of its own.
+/// job of its own. A reference picture of another size is fitted with [`cover`]. With a mask, black pixels of the result
+/// are those of that picture, bit for bit.
 ///
 /// # Errors
 /// What [`plan`] refuses, and whatever a component or the sample service gives.
@@ -227,26 +212,37 @@ pub fn render(
         progress(Progress::Encoding);
         encode_prompts(&*encoder, request, &plan.guidance)?
     };
-    let picture = match reference(request) {
+    let size = (request.width, request.height);
+    let base = reference(request).map(|(image, _)| cover(image, size.0, size.1)).transpose()?;
+    let mask = mask(request).map(|mask| cover_mask(mask, size.0, size.1)).transpose()?;
+    let picture = match &base {
         None => None,
-        Some((image, _)) => {
+        Some(image) => {
             let _stage = Stage::enter(components, Role::Vae, cancel, progress)?;
             let vae = components.vae()?;
             progress(Progress::Encoding);
-            Some(encode_picture(&*vae, image, (request.width, request.height), cancel)?)
+            Some(encode_picture(&*vae, image, cancel)?)
         }
     };
-    let start = |seed: &u64| initial_latents(recipe, request, &plan, picture.as_ref(), *seed);
-    let mut latents = plan.seeds.iter().map(start).collect::<Result<Vec<_>>>()?;
-    if plan.run_steps() > 0 {
+    let shape = latent_shape(recipe, size.0, size.1);
+    let origin = picture.as_ref().map_or(Origin::Noise, Origin::Picture);
+    let begin = |seed: &u64| start(&shape, plan.first_sigma(), origin, *seed);
+    let starts = plan.seeds.iter().map(begin).collect::<Result<Vec<_>>>()?;
+    let latents = if plan.run_steps() > 0 {
         let _stage = Stage::enter(components, Role::Denoiser, cancel, progress)?;
-        let jobs = jobs(components, request, &plan, &prompts, latents)?;
-        latents = sample(sampler, jobs, plan.run_steps(), progress)?;
-    }
+        let jobs = jobs(components, request, &plan, &prompts, (starts, mask.as_ref()))?;
+        sample(sampler, jobs, plan.run_steps(), progress)?
+    } else {
+        starts.into_iter().map(|start| start.latents).collect()
+    };
     let _stage = Stage::enter(components, Role::Vae, cancel, progress)?;
     let vae = components.vae()?;
     progress(Progress::Decoding);
-    decode(&*vae, &latents, cancel)
+    let images = decode(&*vae, &latents, cancel)?;
+    match (&base, &mask) {
+        (Some(base), Some(mask)) => images.iter().map(|image| composite(base, image, mask)).collect(),
+        _ => Ok(images),
+    }
 }
 
 /// One job a picture.
@@ -255,29 +251,71 @@ fn jobs(
     request: &GenerationRequest,
     plan: &Plan,
     (positive, negative): &(Conditioning, Option<Conditioning>),
-    latents: Vec<Latents>,
+    (starts, mask): (Vec<Start>, Option<&Image>),
 ) -> Result<Vec<SampleJob>> {
-    let denoiser = components.denoiser()?;
-    let model_key = components.model_key();
-    let job = |(latents, seed): (Latents, &u64)| SampleJob {
-        denoiser: Arc::clone(&denoiser),
-        model_key: model_key.clone(),
-        latents,
-        positive: positive.clone(),
-        negative: negative.clone(),
-        guidance: plan.guidance,
-        sigmas: Arc::clone(&plan.sigmas),
-        sampler: plan.sampler,
-        seed: *seed,
-        drawn: plan.drawn(),
-        previews: request.previews,
-        cancel: request.cancel.clone(),
-    };
-    Ok(latents.into_iter().zip(&plan.seeds).map(job).collect())
+    let network = Network { denoiser: components.denoiser()?, model_key: components.model_key() };
+    let prompts = (positive.clone(), negative.clone());
+    let watch = (request.previews, request.cancel.clone());
+    let job = |(start, seed): (Start, &u64)| network.job(plan, start, *seed, prompts.clone(), mask, watch.clone());
+    starts.into_iter().zip(&plan.seeds).map(job).collect()
 }
 
-/// Runs the jobs and adds their steps up.
-fn sample(
+/// A denoiser and who it is.
+pub struct Network {
+    /// The network.
+    pub denoiser: Arc<dyn Denoiser>,
+    /// See [`SampleJob::model_key`].
+    pub model_key: String,
+}
+
+impl Network {
+    /// The job of one row. `prompts` are the positive and negative one, `mask` is stretched over the latents, and
+    /// `watch` says whether previews are wanted, and what cancels.
+    ///
+    /// # Errors
+    /// A mask over pure noise.
+    pub fn job(
+        &self,
+        plan: &Plan,
+        start: Start,
+        seed: u64,
+        (positive, negative): (Conditioning, Option<Conditioning>),
+        mask: Option<&Image>,
+        (previews, cancel): (bool, CancelFlag),
+    ) -> Result<SampleJob> {
+        let mask = match (mask, start.clean) {
+            (None, _) => None,
+            (Some(mask), Some(clean)) => {
+                let &[_, _, height, width] = clean.shape() else {
+                    return Err(Error::Backend(format!("latents of shape {:?} can't be masked", clean.shape())));
+                };
+                Some(Arc::new(LatentMask::new(clean, mask_cells(mask, [height, width]))?))
+            }
+            (Some(_), None) => return Err(Error::invalid("mask", "there is no picture that it could keep a part of")),
+        };
+        Ok(SampleJob {
+            denoiser: Arc::clone(&self.denoiser),
+            model_key: self.model_key.clone(),
+            latents: start.latents,
+            positive,
+            negative,
+            guidance: plan.guidance,
+            sigmas: Arc::clone(&plan.sigmas),
+            sampler: plan.sampler,
+            seed,
+            drawn: start.drawn,
+            mask,
+            previews,
+            cancel,
+        })
+    }
+}
+
+/// Runs jobs of `steps` steps each and reports their steps added up.
+///
+/// # Errors
+/// As [`SampleService::sample_all`].
+pub fn sample(
     sampler: &dyn SampleService,
     jobs: Vec<SampleJob>,
     steps: usize,

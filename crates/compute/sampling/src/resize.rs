@@ -9,6 +9,18 @@ use gen_core::{Error, Image, Result};
 /// # Errors
 /// The frame is empty.
 pub fn cover(image: &Image, width: u32, height: u32) -> Result<Image> {
+    resize(image, (width, height), fir::FilterType::Lanczos3)
+}
+
+/// [`cover`] for a mask: with a filter that doesn't overshoot, so that black stays black.
+///
+/// # Errors
+/// As [`cover`].
+pub fn cover_mask(mask: &Image, width: u32, height: u32) -> Result<Image> {
+    resize(mask, (width, height), fir::FilterType::Bilinear)
+}
+
+fn resize(image: &Image, (width, height): (u32, u32), filter: fir::FilterType) -> Result<Image> {
     if (image.width(), image.height()) == (width, height) {
         return Ok(image.clone());
     }
@@ -17,7 +29,7 @@ pub fn cover(image: &Image, width: u32, height: u32) -> Result<Image> {
         .map_err(|e| failed(&e))?;
     let mut target = fir::images::Image::new(width, height, fir::PixelType::U8x3);
     let options = fir::ResizeOptions::new()
-        .resize_alg(fir::ResizeAlg::Convolution(fir::FilterType::Lanczos3))
+        .resize_alg(fir::ResizeAlg::Convolution(filter))
         .fit_into_destination(Some((0.5, 0.5)));
     fir::Resizer::new().resize(&source, &mut target, &options).map_err(|e| failed(&e))?;
     Image::new(width, height, target.into_vec())

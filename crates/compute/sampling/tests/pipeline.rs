@@ -7,8 +7,11 @@ mod common;
 
 use common::*;
 use gen_core::*;
-use sampling::pipeline::{self, initial_latents, plan};
-use sampling::{BatchingSampler, DiffusionGenerator, InlineSampler, SampleService, TorchRng};
+use sampling::pipeline::{self, plan};
+use sampling::{
+    BatchingSampler, DiffusionGenerator, InlineSampler, LatentMask, Origin, SampleJob, SampleService, SamplerKind,
+    Start, TorchRng, start,
+};
 use std::sync::{Arc, Mutex};
 
 fn open(model: ToyModel, offload: OffloadPolicy) -> DiffusionGenerator {
@@ -86,7 +89,9 @@ fn latents_equal_arithmetic_by_hand() {
     };
     let plan = plan(&model.descriptor, &model.recipe, &request).unwrap();
     assert_eq!(&plan.sigmas[..], [1.0, 0.5, 0.0]);
-    let start = initial_latents(&model.recipe, &request, &plan, None, request.seed).unwrap();
+    let start = start(&[1, 1, 8, 8], plan.first_sigma(), Origin::Noise, request.seed).unwrap();
+    assert_eq!((start.drawn, &start.clean), (1, &None));
+    let start = start.latents;
     assert_eq!(start, TorchRng::new(11).randn(&[1, 1, 8, 8]).unwrap());
     let denoiser = ToyDenoiser::new(no_hook());
     let mut job = job(&denoiser, "four", 11, 1);
@@ -191,11 +196,11 @@ fn a_picture_is_started_from_as_the_reference_does() {
         let (mean, std) = (vec![1.0; 64], vec![0.25; 64]);
         let of = |values| Latents::new(vec![1, 1, 8, 8], values).unwrap();
         let picture = LatentDistribution { mean: of(mean), std: of(std) };
-        let latents = initial_latents(&model.recipe, &request, &plan, Some(&picture), seed).unwrap();
-        (plan, latents)
+        let started = start(&[1, 1, 8, 8], plan.first_sigma(), Origin::Picture(&picture), seed).unwrap();
+        (plan, started)
     };
-    let (plan, latents) = with(0.5, 3);
-    assert_eq!((plan.steps, plan.run_steps(), plan.strength, plan.drawn()), (4, 2, Some(0.5), 2));
+    let (plan, Start { latents, drawn, .. }) = with(0.5, 3);
+    assert_eq!((plan.steps, plan.run_steps(), plan.strength, drawn), (4, 2, Some(0.5), 2));
     let mut rng = TorchRng::new(3);
     let (posterior, noise) = (rng.randn(&[1, 1, 8, 8]).unwrap(), rng.randn(&[1, 1, 8, 8]).unwrap());
     let sigma = plan.sigmas[0];
@@ -204,7 +209,7 @@ fn a_picture_is_started_from_as_the_reference_does() {
     }
     // A little strength runs one step; none runs none and gives the picture back as the VAE has it.
     assert_eq!(with(0.01, 3).0.run_steps(), 1);
-    let (plan, latents) = with(0.0, 3);
+    let (plan, Start { latents, .. }) = with(0.0, 3);
     assert_eq!((plan.run_steps(), latents.data()), (0, &[1.0; 64][..]));
 
     let log = model.log.clone();
@@ -351,7 +356,7 @@ fn a_plan_holds_what_a_render_needs_to_be_repeated() {
     let of = |request: &GenerationRequest| plan(&model.descriptor, &model.recipe, request);
     let defaults = of(&GenerationRequest { count: 2, seed: u64::MAX, ..request() }).unwrap();
     assert_eq!((defaults.sampler.as_str(), defaults.scheduler.as_str()), ("heun", "karras"));
-    assert_eq!((defaults.steps, defaults.seeds.as_slice(), defaults.drawn()), (4, &[u64::MAX, 0][..], 1));
+    assert_eq!((defaults.steps, defaults.seeds.as_slice()), (4, &[u64::MAX, 0][..]));
     let again = GenerationRequest {
         steps: Some(defaults.steps as u32),
         sampler: Some(defaults.sampler.to_string()),
@@ -374,6 +379,66 @@ fn a_plan_holds_what_a_render_needs_to_be_repeated() {
             other => panic!("{other}"),
         }
     }
+}
+
+#[test]
+fn a_masked_render_keeps_black_pixels_bit_for_bit_and_paints_white_ones() {
+    let picture: Vec<u8> = (0..64u8).flat_map(|i| [i * 3, 255 - i, i]).collect();
+    let picture = Arc::new(Image::new(8, 8, picture).unwrap());
+    // The right half is white, with one grey column before it.
+    let mask: Vec<u8> = (0..64).flat_map(|i| [[0, 0, 0, 100, 255, 255, 255, 255][i % 8]; 3]).collect();
+    let mask = Arc::new(Image::new(8, 8, mask).unwrap());
+    let generator = open(ToyModel::new(), OffloadPolicy::Resident);
+    let inputs = |mask: Option<&Arc<Image>>| {
+        let reference = ConditioningInput::Reference { image: Arc::clone(&picture), strength: 1.0 };
+        std::iter::once(reference).chain(mask.map(|mask| ConditioningInput::Mask(Arc::clone(mask)))).collect()
+    };
+    let of = |mask, count| GenerationRequest { conditioning: inputs(mask), count, ..request() };
+    let images = render(&generator, &of(Some(&mask), 2));
+    let free = render(&generator, &of(None, 1));
+    for image in &images {
+        for (index, (got, kept)) in image.pixels().chunks(3).zip(picture.pixels().chunks(3)).enumerate() {
+            match index % 8 {
+                0..=2 => assert_eq!(got, kept, "{index}"),
+                4.. => assert_ne!(got, kept, "{index}"),
+                _ => {}
+            }
+        }
+    }
+    assert_ne!(images[0], images[1]);
+    // The toy's cells don't see each other, so a white mask is no mask at all.
+    let white = Arc::new(Image::new(4, 4, vec![255; 48]).unwrap());
+    assert_eq!(render(&generator, &of(Some(&white), 1)), free);
+    let alone = GenerationRequest { conditioning: vec![ConditioningInput::Mask(mask)], ..request() };
+    assert!(generator.validate(&alone).unwrap_err().to_string().contains("needs a picture"));
+}
+
+#[test]
+fn held_latents_end_at_the_picture_with_every_sampler() {
+    let denoiser = ToyDenoiser::new(no_hook());
+    let clean = TorchRng::new(77).randn(&[1, 1, 4, 4]).unwrap();
+    let repaint: Vec<f32> = (0..16).map(|cell| [0.0, 1.0, 0.5, 0.0][cell % 4]).collect();
+    let mask = Arc::new(LatentMask::new(clean.clone(), repaint).unwrap());
+    for sampler in SamplerKind::ALL {
+        let Start { latents, drawn, .. } = start(&[1, 1, 4, 4], Some(1.0), Origin::Latents(&clean), 5).unwrap();
+        assert_eq!(drawn, 1);
+        let free = SampleJob { latents, sampler, drawn, ..job(&denoiser, "p", 5, 6) };
+        let held = SampleJob { mask: Some(Arc::clone(&mask)), ..free.clone() };
+        let run = |job| InlineSampler.sample(job, &mut |_| {}).unwrap();
+        let (free, held) = (run(free), run(held));
+        for (cell, (held, free)) in held.data().iter().zip(free.data()).enumerate() {
+            match cell % 4 {
+                0 | 3 => assert_eq!(*held, clean.data()[cell], "{sampler}"),
+                // The toy's cells don't see each other.
+                1 => assert_eq!(held, free, "{sampler}"),
+                _ => assert!(held != free && held.is_finite(), "{sampler}"),
+            }
+        }
+    }
+    let mut other_shape = job(&denoiser, "p", 5, 6);
+    other_shape.mask = Some(mask);
+    other_shape.latents = Latents::new(vec![1, 1, 2, 8], other_shape.latents.into_data()).unwrap();
+    assert!(InlineSampler.sample(other_shape, &mut |_| {}).is_err());
 }
 
 /// Others may supply components of their own.

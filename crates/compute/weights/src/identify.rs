@@ -60,8 +60,17 @@ struct Signature {
 }
 
 const NETWORK: &[&str] = &["", "model.diffusion_model.", "diffusion_model.", "transformer."];
-const TEXT: &[&str] =
-    &["", "model.", "transformer.", "transformer.model.", "model.language_model.", "language_model.model."];
+const TEXT: &[&str] = &[
+    "",
+    "model.",
+    "transformer.",
+    "transformer.model.",
+    "model.language_model.",
+    "language_model.model.",
+    // As ComfyUI saves a whole model in one file.
+    "text_encoders.qwen3_4b.transformer.model.",
+    "text_encoders.qwen3_4b.model.",
+];
 const VAE: &[&str] = &["", "first_stage_model.", "vae."];
 
 const fn denoiser(family: &'static str, layout: Layout, all: &'static [&'static str], geometry: Geometry) -> Signature {

@@ -72,6 +72,8 @@ pub type Resolved = BTreeMap<String, Source>;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyPlan {
     rules: Vec<Rule>,
+    /// What names must start with to be looked at.
+    within: Text,
 }
 
 impl KeyPlan {
@@ -82,13 +84,21 @@ impl KeyPlan {
 
     /// A plan of these rules.
     pub fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
-        Self { rules: rules.into_iter().collect() }
+        Self { rules: rules.into_iter().collect(), within: Text::default() }
     }
 
     /// Adds rules at the end.
     #[must_use]
     pub fn then(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
         self.rules.extend(rules);
+        self
+    }
+
+    /// The same plan for one component of a file that bundles several: only names that start with `prefix` count, and
+    /// the rules see them without it.
+    #[must_use]
+    pub fn within(mut self, prefix: impl Into<Text>) -> Self {
+        self.within = prefix.into();
         self
     }
 
@@ -99,9 +109,10 @@ impl KeyPlan {
     pub fn resolve(&self, checkpoint: &Checkpoint) -> Result<Resolved> {
         let mut resolved = Resolved::new();
         for info in checkpoint.tensors() {
+            let Some(name) = info.name.strip_prefix(&*self.within) else { continue };
             let rows = 0..info.shape.first().copied().unwrap_or(1);
             let start = Source { stored: info.name.clone(), rows, shape: info.shape.clone() };
-            let mut items = vec![(info.name.clone(), start)];
+            let mut items = vec![(name.to_owned(), start)];
             for rule in &self.rules {
                 items = apply(rule, items)
                     .map_err(|message| Error::tensor(checkpoint.file_of(info), &info.name, message))?;

@@ -1,8 +1,9 @@
 //! The parts that a diffusion generator is made of, and the two plain values that pass between them.
 
-use crate::{CancelFlag, Error, Footprint, Image, ModelDescriptor, Result};
+use crate::{CancelFlag, Error, Footprint, Image, ModelDescriptor, Result, Role};
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A batch of latents on the host: `f32`, row-major, shape `(batch, channels, height, width)` or
@@ -60,6 +61,21 @@ impl Latents {
         let mut shape = self.shape.clone();
         shape[0] = 1;
         Some(Self { shape, data })
+    }
+
+    /// Several rows as a batch of their own.
+    ///
+    /// # Errors
+    /// There aren't so many rows.
+    pub fn rows(&self, range: Range<usize>) -> Result<Latents> {
+        let len = self.row_len();
+        let data = range.end.checked_mul(len).and_then(|end| self.data.get(range.start * len..end));
+        let data = data.ok_or_else(|| Error::Backend(format!("{} rows of latents have no {range:?}", self.batch())))?;
+        let mut shape = self.shape.clone();
+        if let Some(rows) = shape.first_mut() {
+            *rows = range.len();
+        }
+        Latents::new(shape, data.to_vec())
     }
 
     /// Rows of several batches, one after another. All must agree in everything but the batch size.
@@ -144,6 +160,31 @@ pub trait Denoiser: Send + Sync {
         conditioning: &[&Conditioning],
         context: &StepContext<'_>,
     ) -> Result<Latents>;
+    /// [`Self::predict`] with a sigma for each row, so that jobs at different steps can share a pass. A row's result is
+    /// that of [`Self::predict`] at its sigma.
+    fn predict_rows(
+        &self,
+        latents: &Latents,
+        sigmas: &[f32],
+        conditioning: &[&Conditioning],
+        context: &StepContext<'_>,
+    ) -> Result<Latents> {
+        let counts = [sigmas.len(), conditioning.len()];
+        if counts != [latents.batch(); 2] {
+            let message = format!("{} sigmas and {} prompts for {} latents", counts[0], counts[1], latents.batch());
+            return Err(Error::Backend(message));
+        }
+        let mut velocity = Vec::with_capacity(latents.data().len());
+        let mut start = 0;
+        // Neighbours at one sigma go together.
+        for run in sigmas.chunk_by(|a, b| a == b) {
+            let end = start + run.len();
+            let rows = latents.rows(start..end)?;
+            velocity.extend(self.predict(&rows, run[0], &conditioning[start..end], context)?.into_data());
+            start = end;
+        }
+        Latents::new(latents.shape().to_vec(), velocity)
+    }
     /// Bytes held in memory.
     fn resident_bytes(&self) -> u64;
 }
@@ -246,6 +287,10 @@ pub trait DiffusionModel: Send + Sync {
     /// Identity of the checkpoint's content: equal only for equal weights. Cheap: from headers, sizes and times for
     /// files, from the bytes for embedded weights.
     fn fingerprint(&self) -> &str;
+    /// Identity of one component as it will be held: the same in every model that shares it, so that it is loaded once.
+    fn component_fingerprint(&self, role: Role) -> String {
+        format!("{role} of {}", self.fingerprint())
+    }
     /// Reads the text encoder and tokenizer.
     fn load_text_encoder(&self, context: &LoadContext<'_>) -> Result<Arc<dyn TextEncoder>>;
     /// Reads the denoiser.

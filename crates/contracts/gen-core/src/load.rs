@@ -36,6 +36,8 @@ pub struct LoadSpec {
     pub adapters: Vec<AdapterSpec>,
     /// Components from elsewhere, by role.
     pub components: Vec<(Role, WeightsSource)>,
+    /// The one component that is wanted; `None` for all of them.
+    pub only: Option<Role>,
 }
 
 impl LoadSpec {
@@ -51,6 +53,7 @@ impl LoadSpec {
             ip_adapter: None,
             adapters: Vec::new(),
             components: Vec::new(),
+            only: None,
         }
     }
 
@@ -101,6 +104,17 @@ impl LoadSpec {
         self.components.retain(|(r, _)| *r != role);
         self.components.push((role, source));
         self
+    }
+
+    /// Opens the component of `role` alone (a text encoder with its tokenizer); the others need not be there.
+    pub fn with_only(mut self, role: Role) -> Self {
+        self.only = Some(role);
+        self
+    }
+
+    /// Whether the component of `role` is wanted.
+    pub fn wants(&self, role: Role) -> bool {
+        self.only.is_none_or(|only| only == role)
     }
 
     /// The source given for `role` with [`Self::with_component`].

@@ -33,7 +33,7 @@ fn descriptor(id: &str, name: &str, default_steps: u32, default_true_cfg: f32) -
             true_cfg: true,
             default_true_cfg,
             distilled_guidance: false,
-            conditioning: vec![ConditioningKind::Reference],
+            conditioning: vec![ConditioningKind::Reference, ConditioningKind::Mask],
             adapters: Vec::new(),
             samplers: names(KNOWN_SAMPLERS),
             schedulers: names(KNOWN_SCHEDULERS),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use gen_core::{Error, LoadSpec, Result, Role, WeightsSource};
 use serde_json::Value;
-use weights::load_config;
+use weights::{Checkpoint, identify, load_config};
 
 /// A component: a source, and its folder below it if the source is a whole model.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,8 +85,8 @@ pub(crate) fn component(spec: &LoadSpec, role: Role, folder: &'static str) -> Re
         return Ok(below(source, folder));
     }
     let place = below(&spec.source, folder);
-    // A single file, or a folder of nothing but shards, is the network itself.
-    if place.folder.is_some() || role == Role::Denoiser {
+    // A single file, or a folder of nothing but shards, is the network itself, or all of the model.
+    if place.folder.is_some() || role == Role::Denoiser || holds(&spec.source, role) {
         return Ok(place);
     }
     let message = match spec.source {
@@ -94,6 +94,13 @@ pub(crate) fn component(spec: &LoadSpec, role: Role, folder: &'static str) -> Re
         _ => format!("there is no folder '{folder}'; copy it from the model, or say where the {role} is"),
     };
     Err(Error::MissingComponent { role, path: spec.source.path().join(folder), message })
+}
+
+/// Whether a single file has the component of `role` beside others.
+fn holds(source: &WeightsSource, role: Role) -> bool {
+    let WeightsSource::File(file) = source else { return false };
+    // A file that can't be opened says so where it is opened for the network.
+    Checkpoint::open(file).is_ok_and(|checkpoint| identify(&checkpoint).iter().any(|found| found.role == Some(role)))
 }
 
 /// The folder with `tokenizer.json`: what was given, the model's own `tokenizer` folder, or near the text encoder.

@@ -30,83 +30,93 @@ pub(crate) const VAE_DEFAULTS: VaeDefaults =
 /// Time shift of the released schedules.
 const SHIFT: f64 = 3.0;
 
-/// A Z-Image checkpoint that was opened and checked.
+/// Pixels that a latent cell covers, per side, where no VAE is at hand to tell.
+const LATENT_FACTOR: usize = 8;
+/// Latent cells that a token covers, per side, where no network is at hand to tell.
+const PATCH: usize = 2;
+
+/// A component that was opened: its weights, and what is built from them.
+struct Opened<C> {
+    weights: Weights,
+    config: C,
+    size: ComponentFootprint,
+    fingerprint: String,
+}
+
+impl<C: std::fmt::Debug> Opened<C> {
+    /// `beside` is what else the component is made from, such as a tokenizer.
+    fn new(weights: Weights, config: C, size: ComponentFootprint, quant: Option<Quant>, beside: &[u8]) -> Self {
+        let mut identity = Sha256::new();
+        identity.update(format!("{} {:?} {quant:?} {config:?}", size.role, weights.dtype()));
+        identity.update(weights.checkpoint().fingerprint());
+        identity.update(beside);
+        Self { weights, config, size, fingerprint: hex::encode(identity.finalize()) }
+    }
+}
+
+/// A Z-Image checkpoint that was opened and checked, or one component of it.
 pub struct ZImageModel {
     descriptor: ModelDescriptor,
     recipe: DiffusionRecipe,
     footprint: Footprint,
     fingerprint: String,
-    transformer: (Weights, ZImageConfig),
-    text: (Weights, DecoderConfig),
-    vae: (Weights, VaeConfig),
-    tokenizer: Place,
+    transformer: Option<Opened<ZImageConfig>>,
+    text: Option<(Opened<DecoderConfig>, Place)>,
+    vae: Option<Opened<VaeConfig>>,
 }
 
 impl ZImageModel {
-    /// Opens what `spec` says: a diffusers folder, single files, or files of the program.
+    /// Opens what `spec` says: a diffusers folder, single files, a file with everything, or files of the program.
     ///
     /// # Errors
     /// A component is missing, foreign or damaged, or the specification asks for what the family can't do.
     pub fn open(descriptor: &ModelDescriptor, spec: &LoadSpec) -> Result<Self> {
         refuse_unsupported(descriptor, spec)?;
         let dtype = dtype_of(spec.precision.unwrap_or_else(layers::best_cpu_precision));
-        let place = locate::component(spec, Role::Denoiser, "transformer")?;
-        let weights = view(&place, Role::Denoiser, "z_image", dtype)?.with_quant(spec.quant);
-        let config = ZImageConfig::new(&weights, place.config("_class_name", "ZImage")?.as_ref())?;
-        let dry = weights.dry_run();
-        ZImageTransformer::new(&dry, config.clone())?;
-        let denoiser_size = measure(&dry, Role::Denoiser, |_| false)?;
-        let transformer = (weights, config);
-
-        let place = locate::component(spec, Role::TextEncoder, "text_encoder")?;
-        let tokenizer = locate::tokenizer(spec, &place)?;
-        let text = open_text(&place, dtype, spec.quant)?;
-        let text_size = measure_text(&text)?;
-        if text.1.heads.dim != transformer.1.caption_dim {
-            let message = format!(
-                "has hidden states of width {}, and the diffusion model takes {}; it belongs to another model",
-                text.1.heads.dim, transformer.1.caption_dim
-            );
-            return Err(Error::weights(place.path(), message));
+        let wanted = |role: Role| spec.wants(role).then_some(());
+        let transformer = wanted(Role::Denoiser).map(|()| open_transformer(spec, dtype)).transpose()?;
+        let text = wanted(Role::TextEncoder).map(|()| open_text(spec, dtype)).transpose()?;
+        let vae = wanted(Role::Vae).map(|()| open_vae(spec, dtype)).transpose()?;
+        if let Some(network) = &transformer {
+            let fits = |weights: &Weights, has: usize, takes: usize, what: &dyn Fn(usize) -> String| {
+                let message =
+                    format!("has {}, and the diffusion model takes {takes}; it belongs to another model", what(has));
+                if has == takes { Ok(()) } else { Err(Error::weights(weights.checkpoint().path(), message)) }
+            };
+            if let Some((text, _)) = &text {
+                let what = |width| format!("hidden states of width {width}");
+                fits(&text.weights, text.config.heads.dim, network.config.caption_dim, &what)?;
+            }
+            if let Some(vae) = &vae {
+                let what = |channels| format!("{channels} latent channels");
+                fits(&vae.weights, vae.config.latent_channels, network.config.latent_channels, &what)?;
+            }
         }
-
-        let place = locate::component(spec, Role::Vae, "vae")?;
-        let weights = view(&place, Role::Vae, "autoencoder_kl", dtype)?;
-        let config = VaeConfig::new(&weights, place.config("_class_name", "AutoencoderKL")?.as_ref(), VAE_DEFAULTS)?;
-        let dry = weights.dry_run();
-        AutoencoderKl::new(&dry, config.clone())?;
-        let vae_size = measure(&dry, Role::Vae, |_| false)?;
-        if config.latent_channels != transformer.1.latent_channels {
-            let message = format!(
-                "has {} latent channels, and the diffusion model takes {}; it belongs to another model",
-                config.latent_channels, transformer.1.latent_channels
-            );
-            return Err(Error::weights(place.path(), message));
-        }
-        let vae = (weights, config);
-
+        let channels =
+            [transformer.as_ref().map(|t| t.config.latent_channels), vae.as_ref().map(|v| v.config.latent_channels)];
         let recipe = DiffusionRecipe {
-            latent_channels: transformer.1.latent_channels,
-            latent_factor: vae.1.factor(),
-            patch: transformer.1.patch,
+            // A text encoder knows nothing of latents.
+            latent_channels: channels.into_iter().flatten().next().unwrap_or(0),
+            latent_factor: vae.as_ref().map_or(LATENT_FACTOR, |vae| vae.config.factor()),
+            patch: transformer.as_ref().map_or(PATCH, |network| network.config.patch),
             schedule: ScheduleRecipe::FlowMatch { shift: shift(spec)? },
             guidance: GuidanceRecipe::Extrapolate,
         };
+        let opened = [
+            text.as_ref().map(|(text, _)| (&text.size, &text.fingerprint)),
+            transformer.as_ref().map(|network| (&network.size, &network.fingerprint)),
+            vae.as_ref().map(|vae| (&vae.size, &vae.fingerprint)),
+        ];
         let mut identity = Sha256::new();
-        identity.update(format!("{dtype:?} {:?}", spec.quant));
-        for weights in [&transformer.0, &text.0, &vae.0] {
-            identity.update(weights.checkpoint().fingerprint());
-        }
-        identify_tokenizer(&tokenizer, &mut identity)?;
+        opened.iter().flatten().for_each(|(_, fingerprint)| identity.update(fingerprint));
         Ok(Self {
             descriptor: descriptor.clone(),
             recipe,
-            footprint: Footprint { components: vec![text_size, denoiser_size, vae_size] },
+            footprint: Footprint { components: opened.iter().flatten().map(|(size, _)| (*size).clone()).collect() },
             fingerprint: hex::encode(identity.finalize()),
             transformer,
             text,
             vae,
-            tokenizer,
         })
     }
 
@@ -116,16 +126,16 @@ impl ZImageModel {
     /// As [`DiffusionModel::load_text_encoder`].
     pub fn text_encoder(&self, cancel: &CancelFlag) -> Result<ZImageTextEncoder> {
         cancel.check()?;
-        let Place { source, folder } = &self.tokenizer;
+        let (text, tokenizer) = self.text.as_ref().ok_or_else(|| not_opened(Role::TextEncoder))?;
+        let Place { source, folder } = tokenizer;
+        let has_template = tokenizer.has("chat_template.jinja") || tokenizer.has("tokenizer_config.json");
         let tokenizer = Tokenizer::load(source, *folder)?;
-        let has_template = self.tokenizer.has("chat_template.jinja") || self.tokenizer.has("tokenizer_config.json");
         let chat =
             if has_template { Chat::Template(Box::new(ChatTemplate::load(source, *folder)?)) } else { Chat::Turns };
-        let (weights, config) = &self.text;
+        let Opened { weights, config, size, fingerprint } = text;
         let decoder = Decoder::new(&weights.clone().with_cancel(cancel), config.clone(), encoder_part(config))?;
-        let identity = format!("{} {:?}", self.fingerprint, weights.dtype());
-        let bytes = self.footprint.bytes(Role::TextEncoder);
-        Ok(ZImageTextEncoder::new(Arc::new(tokenizer), Arc::new(chat), decoder, weights.dtype(), identity, bytes))
+        let (tokenizer, chat) = (Arc::new(tokenizer), Arc::new(chat));
+        Ok(ZImageTextEncoder::new(tokenizer, chat, decoder, weights.dtype(), fingerprint.clone(), size.bytes))
     }
 
     /// Reads the denoiser.
@@ -133,9 +143,10 @@ impl ZImageModel {
     /// # Errors
     /// As [`DiffusionModel::load_denoiser`].
     pub fn denoiser(&self, cancel: &CancelFlag) -> Result<ZImageDenoiser> {
-        let (weights, config) = &self.transformer;
+        let Opened { weights, config, size, .. } =
+            self.transformer.as_ref().ok_or_else(|| not_opened(Role::Denoiser))?;
         let network = ZImageTransformer::new(&weights.clone().with_cancel(cancel), config.clone())?;
-        Ok(ZImageDenoiser::new(network, self.footprint.bytes(Role::Denoiser)))
+        Ok(ZImageDenoiser::new(network, size.bytes))
     }
 
     /// Reads the VAE.
@@ -143,9 +154,9 @@ impl ZImageModel {
     /// # Errors
     /// As [`DiffusionModel::load_vae`].
     pub fn vae(&self, cancel: &CancelFlag) -> Result<ZImageVae> {
-        let (weights, config) = &self.vae;
+        let Opened { weights, config, size, .. } = self.vae.as_ref().ok_or_else(|| not_opened(Role::Vae))?;
         let network = AutoencoderKl::new(&weights.clone().with_cancel(cancel), config.clone())?;
-        Ok(ZImageVae::new(network, weights.dtype(), weights.device().clone(), self.footprint.bytes(Role::Vae)))
+        Ok(ZImageVae::new(network, weights.dtype(), weights.device().clone(), size.bytes))
     }
 }
 
@@ -164,6 +175,16 @@ impl DiffusionModel for ZImageModel {
 
     fn fingerprint(&self) -> &str {
         &self.fingerprint
+    }
+
+    fn component_fingerprint(&self, role: Role) -> String {
+        let found = match role {
+            Role::Denoiser => self.transformer.as_ref().map(|part| &part.fingerprint),
+            Role::TextEncoder => self.text.as_ref().map(|(part, _)| &part.fingerprint),
+            Role::Vae => self.vae.as_ref().map(|part| &part.fingerprint),
+            _ => None,
+        };
+        found.cloned().unwrap_or_default()
     }
 
     fn load_text_encoder(&self, context: &LoadContext<'_>) -> Result<Arc<dyn TextEncoder>> {
@@ -221,8 +242,11 @@ fn view(place: &Place, role: Role, family: &str, dtype: DType) -> Result<Weights
             format!("{seen}; a {role} of the family {family} is needed here"),
         ));
     };
-    let plan = plan_for(identity, &checkpoint)
+    let mut plan = plan_for(identity, &checkpoint)
         .ok_or_else(|| Error::weights(checkpoint.path(), format!("has a layout of {family} that can't be read")))?;
+    if found.len() > 1 {
+        plan = plan.within(identity.prefix);
+    }
     Weights::new(Arc::new(checkpoint), &plan, dtype, Device::Cpu)
 }
 
@@ -231,13 +255,42 @@ fn encoder_part(config: &DecoderConfig) -> Part {
     Part::Layers(config.layers.saturating_sub(1))
 }
 
-fn open_text(place: &Place, dtype: DType, quant: Option<Quant>) -> Result<(Weights, DecoderConfig)> {
-    let weights = view(place, Role::TextEncoder, "qwen3", dtype)?.with_quant(quant);
-    let config = DecoderConfig::new(&weights, place.config("model_type", "qwen3")?.as_ref())?;
-    Ok((weights, config))
+fn not_opened(role: Role) -> Error {
+    Error::Unsupported(format!("this model was opened without its {role}"))
 }
 
-fn measure_text((weights, config): &(Weights, DecoderConfig)) -> Result<ComponentFootprint> {
+fn open_transformer(spec: &LoadSpec, dtype: DType) -> Result<Opened<ZImageConfig>> {
+    let place = locate::component(spec, Role::Denoiser, "transformer")?;
+    let weights = view(&place, Role::Denoiser, "z_image", dtype)?.with_quant(spec.quant);
+    let config = ZImageConfig::new(&weights, place.config("_class_name", "ZImage")?.as_ref())?;
+    let dry = weights.dry_run();
+    ZImageTransformer::new(&dry, config.clone())?;
+    let size = measure(&dry, Role::Denoiser, |_| false)?;
+    Ok(Opened::new(weights, config, size, spec.quant, &[]))
+}
+
+fn open_text(spec: &LoadSpec, dtype: DType) -> Result<(Opened<DecoderConfig>, Place)> {
+    let place = locate::component(spec, Role::TextEncoder, "text_encoder")?;
+    let tokenizer = locate::tokenizer(spec, &place)?;
+    let weights = view(&place, Role::TextEncoder, "qwen3", dtype)?.with_quant(spec.quant);
+    let config = DecoderConfig::new(&weights, place.config("model_type", "qwen3")?.as_ref())?;
+    let size = measure_text(&weights, &config)?;
+    let mut identity = Sha256::new();
+    identify_tokenizer(&tokenizer, &mut identity)?;
+    Ok((Opened::new(weights, config, size, spec.quant, &identity.finalize()), tokenizer))
+}
+
+fn open_vae(spec: &LoadSpec, dtype: DType) -> Result<Opened<VaeConfig>> {
+    let place = locate::component(spec, Role::Vae, "vae")?;
+    let weights = view(&place, Role::Vae, "autoencoder_kl", dtype)?;
+    let config = VaeConfig::new(&weights, place.config("_class_name", "AutoencoderKL")?.as_ref(), VAE_DEFAULTS)?;
+    let dry = weights.dry_run();
+    AutoencoderKl::new(&dry, config.clone())?;
+    let size = measure(&dry, Role::Vae, |_| false)?;
+    Ok(Opened::new(weights, config, size, None, &[]))
+}
+
+fn measure_text(weights: &Weights, config: &DecoderConfig) -> Result<ComponentFootprint> {
     let dry = weights.dry_run();
     Decoder::new(&dry, config.clone(), encoder_part(config))?;
     let last = format!("layers.{}.", config.layers.saturating_sub(1));

@@ -15,8 +15,8 @@ use gen_core::{
     Generator, Image, Latents, LoadContext, LoadSpec, OffloadPolicy, Precision, Quant, Result, Role, StepContext, Vae,
     WeightsSource,
 };
-use sampling::pipeline::{encode_prompts, initial_latents, plan};
-use sampling::{DiffusionGenerator, InlineSampler, SampleJob, SampleService};
+use sampling::pipeline::{encode_prompts, latent_shape, plan};
+use sampling::{DiffusionGenerator, InlineSampler, Origin, SampleJob, SampleService, start};
 use serde_json::Value;
 use z_image::{Caption, ZImageModel, z_image_turbo};
 
@@ -102,19 +102,22 @@ fn sample(model: &ZImageModel, request: &GenerationRequest) -> (Vec<Latents>, Co
         ConditioningInput::Reference { image, .. } => model.vae(&cancel).unwrap().encode(image, &cancel).unwrap(),
         other => panic!("{other:?} is in no golden file"),
     });
-    let start = initial_latents(model.recipe(), request, &plan, distribution.as_ref(), request.seed).unwrap();
+    let shape = latent_shape(model.recipe(), request.width, request.height);
+    let origin = distribution.as_ref().map_or(Origin::Noise, Origin::Picture);
+    let start = start(&shape, plan.first_sigma(), origin, request.seed).unwrap();
     let recorder = Arc::new(Recorder { inner: Arc::new(model.denoiser(&cancel).unwrap()), seen: Mutex::default() });
     let job = SampleJob {
         denoiser: recorder.clone(),
         model_key: model.fingerprint().to_owned(),
-        latents: start,
+        latents: start.latents,
         positive: positive.clone(),
         negative: negative.clone(),
         guidance: plan.guidance,
         sigmas: plan.sigmas.clone(),
         sampler: plan.sampler,
         seed: request.seed,
-        drawn: plan.drawn(),
+        drawn: start.drawn,
+        mask: None,
         previews: false,
         cancel,
     };

@@ -199,6 +199,10 @@ impl Trajectory {
         &self.latents
     }
 
+    pub(crate) fn latents_mut(&mut self) -> &mut [f32] {
+        self.latents.data_mut()
+    }
+
     /// The latents, at the end.
     pub fn into_latents(self) -> Latents {
         self.latents

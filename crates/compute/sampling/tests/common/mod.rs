@@ -159,7 +159,7 @@ impl ToyModel {
             true_cfg: true,
             default_true_cfg: 0.0,
             distilled_guidance: false,
-            conditioning: vec![ConditioningKind::Reference],
+            conditioning: vec![ConditioningKind::Reference, ConditioningKind::Mask],
             adapters: Vec::new(),
             samplers: names(KNOWN_SAMPLERS),
             schedulers: names(KNOWN_SCHEDULERS),
@@ -239,6 +239,7 @@ pub fn job(denoiser: &Arc<ToyDenoiser>, prompt: &str, seed: u64, steps: usize) -
         sampler: SamplerKind::Euler,
         seed,
         drawn: 1,
+        mask: None,
         previews: false,
         cancel: CancelFlag::new(),
     }
