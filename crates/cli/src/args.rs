@@ -144,6 +144,17 @@ pub struct ServeArgs {
     /// Folder below which `input/image` may read files by path; may be given several times
     #[arg(long, value_name = "DIR")]
     pub allow_path: Vec<PathBuf>,
+    /// Runs in work at a time; those of one model and size share passes through it
+    #[arg(long, env = "INLINE_WORKERS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub workers: u16,
+    /// Disk space for results that can be made again, in GB; 0 keeps none
+    #[arg(long, env = "INLINE_CACHE_GB", default_value_t = 2.0, value_parser = gigabytes)]
+    pub cache_gb: f64,
+}
+
+fn gigabytes(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "a number of gigabytes, such as 2 or 0.5".to_owned())?;
+    if (0.0..=1e6).contains(&value) { Ok(value) } else { Err("from 0 to 1000000".to_owned()) }
 }
 
 /// Arguments of `import`.

@@ -2,10 +2,14 @@
 
 use crate::args::{ServeArgs, SettingsArgs};
 use crate::{Failure, Result, setup};
-use engine_runs::{Engine, Media, PathAccess, Store};
+use engine_runs::{Engine, EngineOptions, Media, PathAccess, Store};
 use engine_server::ServerConfig;
+use sampling::BatchingSampler;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+
+/// Rows of one forward pass; a guided picture takes two.
+const MAX_ROWS: usize = 8;
 
 pub(crate) fn run(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
     // Requests are light; the work has threads of its own.
@@ -32,8 +36,15 @@ async fn serve(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
     let media = Arc::new(Media::new(&settings.data_dir, store.clone(), handle, paths));
     media.takes().sweep();
     media.assets().sweep();
-    let nodes = Arc::new(setup::nodes(settings, Arc::clone(&media) as _)?);
-    let engine = Engine::start(store, media, nodes).await.map_err(Failure::of)?;
+    // Rows of all runs in work; more would only wait for each other.
+    let sampler = BatchingSampler::new(MAX_ROWS).map_err(Failure::of)?;
+    let nodes = Arc::new(setup::nodes(settings, Arc::clone(&media) as _, Arc::new(sampler))?);
+    let options = EngineOptions {
+        workers: args.workers.into(),
+        disk_cache: (args.cache_gb * 1e9) as u64,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(store, media, nodes, options).await.map_err(Failure::of)?;
     let local = listener.local_addr().map_err(Failure::of)?;
     println!("http://{local}/v1");
     tracing::info!(address = %local, models = %settings.models_dir.display(), data = %settings.data_dir.display(), "serving");
@@ -41,7 +52,9 @@ async fn serve(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
     let stop = async move {
         stop_signal().await;
         tracing::info!("stopping");
-        stopping.stop();
+        if let Err(error) = stopping.stop().await {
+            tracing::error!(%error, "the runs in work couldn't be given back");
+        }
     };
     // A connection that stays open must not keep the process: runs in work are taken up by the next one.
     let (told, signal) = tokio::sync::oneshot::channel();

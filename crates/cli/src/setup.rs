@@ -5,6 +5,7 @@ use crate::{Failure, Result};
 use engine_device::{DevicePolicy, Machine, Settings};
 use engine_nodes::{AssetSource, ModelLibrary, Nodes, NodesConfig};
 use engine_runs::{Media, PathAccess};
+use sampling::{InlineSampler, SampleService};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -33,18 +34,22 @@ fn overrides(settings: &SettingsArgs) -> Result<Vec<(&'static str, PathBuf)>> {
 }
 
 /// The nodes over this build's providers and the user's models.
-pub(crate) fn nodes(settings: &SettingsArgs, assets: Arc<dyn AssetSource>) -> Result<Nodes> {
+pub(crate) fn nodes(
+    settings: &SettingsArgs,
+    assets: Arc<dyn AssetSource>,
+    sampler: Arc<dyn SampleService>,
+) -> Result<Nodes> {
     let config = NodesConfig {
         providers: Arc::new(runtime_cpu::media::provider_registry().map_err(Failure::of)?),
         policy: policy(settings)?,
         library: Arc::new(ModelLibrary::new(&settings.models_dir, overrides(settings)?)),
         assets,
-        sampler: Arc::new(sampling::InlineSampler),
+        sampler,
     };
     Nodes::new(config).map_err(Failure::of)
 }
 
 /// The nodes for a command that runs graphs itself: files may be named by path, as the user's own shell could read them.
 pub(crate) fn local_nodes(settings: &SettingsArgs) -> Result<Nodes> {
-    nodes(settings, Arc::new(Media::without_store(&settings.data_dir, PathAccess::Any)))
+    nodes(settings, Arc::new(Media::without_store(&settings.data_dir, PathAccess::Any)), Arc::new(InlineSampler))
 }

@@ -21,7 +21,7 @@ pub use batch::BatchingSampler;
 pub use generator::DiffusionGenerator;
 pub use guidance::Guidance;
 pub use job::{InlineSampler, SampleJob, SampleService, StepReport};
-pub use mask::{LatentMask, composite, mask_cells};
+pub use mask::{LatentMask, composite, lighter, mask_cells};
 pub use noise::TorchRng;
 pub use preview::{fit_preview, preview_image};
 pub use resize::{cover, cover_mask};

@@ -54,6 +54,18 @@ impl LatentMask {
     }
 }
 
+/// The mask that paints what either of two masks of one size paints.
+///
+/// # Errors
+/// Their sizes differ.
+pub fn lighter(a: &Image, b: &Image) -> Result<Image> {
+    if (a.width(), a.height()) != (b.width(), b.height()) {
+        return Err(Error::invalid("mask", "it has another size than the mask before it"));
+    }
+    let pixels = a.pixels().iter().zip(b.pixels()).map(|(a, b)| *a.max(b));
+    Image::new(a.width(), a.height(), pixels.collect())
+}
+
 /// White is 1, black 0; colours count by their mean.
 fn brightness(pixel: &[u8]) -> u8 {
     let sum: u16 = pixel.iter().map(|value| u16::from(*value)).sum();

@@ -76,17 +76,37 @@ pub struct NodeOutput<'a> {
     pub key: Option<&'a NodeKey>,
     /// Whether the outputs come from the cache.
     pub cached: bool,
+    /// The random seeds that this run has drawn so far, by node id and param.
+    pub drawn: &'a [DrawnSeed],
+}
+
+/// A random seed that a run drew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrawnSeed {
+    /// The node.
+    pub node_id: String,
+    /// The param.
+    pub param: String,
+    /// The seed.
+    pub seed: u64,
 }
 
 impl<'a> NodeOutput<'a> {
     /// What becomes takes: the port, kind and value of each picture, video and sound on the output ports, in port
-    /// order, lists item by item.
+    /// order, lists item by item; what is on two ports comes once.
     pub fn takes(&self) -> impl Iterator<Item = (&'a str, MediaKind, &'a Value)> + use<'a> {
         let outputs = self.outputs;
-        self.node.descriptor().outputs.iter().flat_map(move |port| {
+        let mut seen: Vec<&Value> = Vec::new();
+        let all = self.node.descriptor().outputs.iter().flat_map(move |port| {
             let kind = port.kind.take_kind();
             let items = outputs.get(&port.id).map_or(&[][..], Value::items);
             kind.into_iter().flat_map(move |kind| items.iter().map(move |item| (port.id.as_str(), kind, item)))
+        });
+        // The first of several pictures also has a port of its own.
+        all.filter(move |(_, _, item)| {
+            let is_new = !seen.iter().any(|seen| seen.is_same(item));
+            seen.push(item);
+            is_new
         })
     }
 }
@@ -235,11 +255,12 @@ impl<'a> Execution<'a> {
         let mut plan = self.plan(graph, keys)?;
         let executed = plan.steps.iter().filter(|step| matches!(step, Step::Run)).count();
         let mut values = Values::new(graph, &plan);
+        let mut drawn = Vec::new();
         for (index, node) in graph.nodes().iter().enumerate() {
             self.check_cancelled()?;
             let step = std::mem::replace(&mut plan.steps[index], Step::Skip);
             let outputs = self
-                .step(node, step, plan.keys[index].as_ref(), &mut values)
+                .step(node, step, plan.keys[index].as_ref(), &mut values, &mut drawn)
                 .map_err(|error| self.fail(node, error))?;
             values.put(index, outputs);
         }
@@ -289,9 +310,10 @@ impl<'a> Execution<'a> {
         step: Step,
         key: Option<&NodeKey>,
         values: &mut Values,
+        drawn: &mut Vec<DrawnSeed>,
     ) -> Result<Option<Arc<Outputs>>, NodeError> {
         let outputs = match step {
-            Step::Run => return self.run_node(node, key, values).map(Some),
+            Step::Run => return self.run_node(node, key, values, drawn).map(Some),
             Step::Cached(outputs) => Some(outputs),
             Step::SameAs(twin) => Some(values.read(twin)),
             // A reader came from the cache. What makes takes is shown all the same if the cache still holds it.
@@ -299,7 +321,7 @@ impl<'a> Execution<'a> {
             Step::Skip => None,
         };
         if let Some(outputs) = &outputs {
-            self.save(&NodeOutput { node, params: node.params(), outputs, key, cached: true })?;
+            self.save(&NodeOutput { node, params: node.params(), outputs, key, cached: true, drawn })?;
         }
         self.observer.event(Event::Done { node_id: node.id(), cached: true });
         Ok(outputs)
@@ -310,6 +332,7 @@ impl<'a> Execution<'a> {
         node: &ValidNode,
         key: Option<&NodeKey>,
         values: &mut Values,
+        drawn: &mut Vec<DrawnSeed>,
     ) -> Result<Arc<Outputs>, NodeError> {
         let runner = self.runner(node)?;
         self.observer.event(Event::Started { node_id: node.id() });
@@ -321,7 +344,11 @@ impl<'a> Execution<'a> {
                 }
             }
         }
-        let params = node.params().with_drawn_seeds(|| (self.draw_seed)() & MAX_DRAWN_SEED);
+        let params = node.params().with_drawn_seeds(|param| {
+            let seed = (self.draw_seed)() & MAX_DRAWN_SEED;
+            drawn.push(DrawnSeed { node_id: node.id().to_owned(), param: param.to_owned(), seed });
+            seed
+        });
         let context = NodeContext::new(node, params, inputs, &self.cancel, self.observer);
         // A runner keeps no state that a panic could leave half-changed without poisoning it.
         let outputs = catch_unwind(AssertUnwindSafe(|| runner.run(&context))).unwrap_or(Err(NodeError::Panicked))?;
@@ -336,7 +363,7 @@ impl<'a> Execution<'a> {
         }
         if node.descriptor().output_kind.is_some() {
             context.progress(Progress::new(Phase::Save, 0.0, "Saving"));
-            let output = NodeOutput { node, params: context.params(), outputs: &outputs, key, cached: false };
+            let output = NodeOutput { node, params: context.params(), outputs: &outputs, key, cached: false, drawn };
             self.save(&output)?;
         }
         self.observer.event(Event::Done { node_id: node.id(), cached: false });

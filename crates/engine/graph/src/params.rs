@@ -250,12 +250,12 @@ impl Params {
         self.0.values().any(|value| matches!(value, ParamValue::Seed(seed) if seed.value.is_none()))
     }
 
-    /// The same params with every random seed drawn.
-    pub(crate) fn with_drawn_seeds(&self, mut draw: impl FnMut() -> u64) -> Self {
+    /// The same params with every random seed drawn; `draw` gets the param's key.
+    pub(crate) fn with_drawn_seeds(&self, mut draw: impl FnMut(&str) -> u64) -> Self {
         let mut drawn = self.clone();
-        for value in drawn.0.values_mut() {
+        for (key, value) in &mut drawn.0 {
             if let ParamValue::Seed(seed) = value {
-                seed.value = seed.value.or_else(|| Some(draw()));
+                seed.value = seed.value.or_else(|| Some(draw(key)));
             }
         }
         drawn

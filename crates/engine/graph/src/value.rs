@@ -70,6 +70,14 @@ impl Value {
         }
     }
 
+    /// Whether both share their data.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Object { data: a, .. }, Self::Object { data: b, .. }) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
     /// The pictures of a list, or the value alone.
     pub fn items(&self) -> &[Value] {
         match self {

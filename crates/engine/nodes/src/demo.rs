@@ -24,6 +24,9 @@ static FILES: &[(&str, &[u8])] = files![
 /// Name under which takes record it.
 pub const NAME: &str = "inline-demo";
 
+/// Id of the generator that opens it.
+pub(crate) const GENERATOR: &str = "z_image_turbo";
+
 /// The licence and attribution of the data that it was trained on; shown by `inline models`.
 pub const ATTRIBUTION: &str = include_str!("../../../../assets/demo/LICENSE");
 

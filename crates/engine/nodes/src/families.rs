@@ -63,13 +63,21 @@ pub(crate) static IMAGE_NODES: &[ImageNode] = &[
         node_type: DEMO_NODE,
         title: "Demo (emoji)",
         icon: "sparkles",
-        generator: "z_image_turbo",
+        generator: crate::demo::GENERATOR,
         origin: Origin::Demo,
         size: [64, 512, 128, 16],
         steps: 9,
         guidance: 0.0,
     },
 ];
+
+/// The families of installed models, each with the generator that opens it.
+pub(crate) fn families() -> impl Iterator<Item = (FamilyParts, &'static str)> {
+    IMAGE_NODES.iter().filter_map(|node| match node.origin {
+        Origin::Library(parts) => Some((parts, node.generator)),
+        Origin::Demo => None,
+    })
+}
 
 impl ImageNode {
     pub(crate) fn descriptor(&self) -> NodeDescriptor {
@@ -82,6 +90,7 @@ impl ImageNode {
             .output_kind(MediaKind::Image)
             .input(PortDescriptor::required("prompt", "Prompt", PortKind::Text))
             .input(PortDescriptor::optional("image", "Image", PortKind::Image))
+            .input(PortDescriptor::optional("mask", "Mask", PortKind::Mask))
             .output(PortDescriptor::output("image", "Image", PortKind::Image))
             .param(ParamDescriptor::textarea("negative_prompt", "Negative prompt", ""))
             .param(side("width", "Width"))

@@ -1,27 +1,46 @@
-//! Loaded models: opened through the bundle's registry, placed by the device policy, shared by every node.
+//! Models opened through the bundle's registry, placed by the device policy, their components shared by every node.
 
+use crate::lock;
+use crate::pool::{Component, ComponentPool, Wanted};
+use crate::prompts::PromptMemory;
 use engine_device::{DevicePolicy, ModelNeeds, Plan};
 use gen_core::{
     CancelFlag, Conditioning, Denoiser, DiffusionModel, Error, Image, Latents, LoadContext, LoadSpec, OffloadPolicy,
-    ProviderRegistry, Quant, Result, Role, TextEncoder, Vae,
+    PreviewProjection, ProviderRegistry, Quant, Result, Role, TextEncoder, Vae,
 };
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use sampling::{fit_preview, preview_image};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
 
-/// Prompts whose conditioning is remembered a model.
-const REMEMBERED_PROMPTS: usize = 64;
+/// Opened checkpoints that are remembered: headers and file maps, no weights.
+const REMEMBERED_MODELS: usize = 32;
 
-/// Opens models and keeps them while they fit beside each other.
+/// Opens models and keeps their components while they fit beside each other.
 pub struct ModelHost {
     registry: Arc<ProviderRegistry>,
     policy: DevicePolicy,
-    models: Mutex<Vec<Arc<HostedModel>>>,
+    models: Mutex<VecDeque<Arc<HostedModel>>>,
+    shared: Arc<Shared>,
+}
+
+/// What all models of a host share.
+struct Shared {
+    pool: ComponentPool,
+    prompts: PromptMemory,
+    /// Linear maps from latents to colours, by VAE; `None` for one that can't be fitted.
+    projections: Mutex<HashMap<String, Option<Arc<PreviewProjection>>>>,
 }
 
 impl ModelHost {
     /// A host without models.
     pub fn new(registry: Arc<ProviderRegistry>, policy: DevicePolicy) -> Self {
-        Self { registry, policy, models: Mutex::default() }
+        let capacity = policy.capacity().saturating_sub(engine_device::ACTIVATION_HEADROOM);
+        let shared = Shared {
+            pool: ComponentPool::new(capacity),
+            prompts: PromptMemory::default(),
+            projections: Mutex::default(),
+        };
+        Self { registry, policy, models: Mutex::default(), shared: Arc::new(shared) }
     }
 
     /// The policy that places models.
@@ -34,86 +53,52 @@ impl ModelHost {
         &self.registry
     }
 
+    /// Bytes of the weights in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        self.shared.pool.bytes()
+    }
+
     /// Opens `spec` as the generator `id`, or finds it open. Only headers are read; the plan is made before any load.
-    /// Models that no longer fit beside it are dropped, least recently used first.
     ///
     /// # Errors
     /// The checkpoint can't be opened, or no rung of the fit ladder can hold it.
     pub fn open(&self, id: &str, spec: LoadSpec) -> Result<Arc<HostedModel>> {
-        let precision = self.policy.dtype(Role::Denoiser);
+        let precision = self.policy.dtype(spec.only.unwrap_or(Role::Denoiser));
         let spec = spec.with_precision(precision);
         let model = self.registry.open(id, &spec)?;
         let key = format!("{id} {}", model.fingerprint());
         let mut models = lock(&self.models);
-        if let Some(index) = models.iter().position(|hosted| hosted.key == key) {
-            let hosted = models.remove(index);
-            models.push(Arc::clone(&hosted));
+        if let Some(index) = models.iter().position(|hosted| hosted.key == key)
+            && let Some(hosted) = models.remove(index)
+        {
+            models.push_back(Arc::clone(&hosted));
             return Ok(hosted);
         }
         let quants: &[Quant] = &model.descriptor().capabilities.quants;
         let needs = ModelNeeds { footprint: model.footprint(), precision, quants, ships_quantized: false };
         let plan = self.policy.plan(&needs).map_err(|refusal| Error::Unsupported(refusal.to_string()))?;
-        let placement = plan.placement(Role::Denoiser);
-        let model = match placement.quant {
+        let model = match plan.placement(Role::Denoiser).quant {
             Some(quant) => self.registry.open(id, &spec.with_quant(quant))?,
             None => model,
         };
-        let capacity = self.policy.capacity().saturating_sub(engine_device::ACTIVATION_HEADROOM);
-        let resident = |models: &[Arc<HostedModel>]| models.iter().map(|m| m.plan.device_bytes).sum::<u64>();
-        while !models.is_empty() && resident(&models) + plan.device_bytes > capacity {
-            let evicted = models.remove(0);
-            tracing::info!(model = %evicted.key, "dropped to make room");
+        let hosted = Arc::new(HostedModel { key, model, plan, shared: Arc::clone(&self.shared) });
+        models.push_back(Arc::clone(&hosted));
+        if models.len() > REMEMBERED_MODELS {
+            models.pop_front();
         }
-        let hosted = Arc::new(HostedModel::new(key, model, plan));
-        models.push(Arc::clone(&hosted));
         Ok(hosted)
     }
 }
 
-/// A component that is loaded on first use and may be dropped in between.
-struct Slot<T: ?Sized>(Mutex<Option<Arc<T>>>);
-
-impl<T: ?Sized> Slot<T> {
-    fn get_or_load(&self, load: impl FnOnce() -> Result<Arc<T>>) -> Result<Arc<T>> {
-        // Held while loading, so that two runs don't read the same weights twice.
-        let mut slot = lock(&self.0);
-        if let Some(component) = slot.as_ref() {
-            return Ok(Arc::clone(component));
-        }
-        let component = load()?;
-        *slot = Some(Arc::clone(&component));
-        Ok(component)
-    }
-
-    fn clear(&self) {
-        *lock(&self.0) = None;
-    }
-}
-
-/// An open model with its plan, its loaded components and the prompts that it has encoded.
+/// An open model with its plan. Its components are the host's.
 pub struct HostedModel {
     key: String,
     model: Arc<dyn DiffusionModel>,
     plan: Plan,
-    text_encoder: Slot<dyn TextEncoder>,
-    denoiser: Slot<dyn Denoiser>,
-    vae: Slot<dyn Vae>,
-    prompts: Mutex<VecDeque<(String, Conditioning)>>,
+    shared: Arc<Shared>,
 }
 
 impl HostedModel {
-    fn new(key: String, model: Arc<dyn DiffusionModel>, plan: Plan) -> Self {
-        Self {
-            key,
-            model,
-            plan,
-            text_encoder: Slot(Mutex::default()),
-            denoiser: Slot(Mutex::default()),
-            vae: Slot(Mutex::default()),
-            prompts: Mutex::default(),
-        }
-    }
-
     /// The opened checkpoint.
     pub fn model(&self) -> &dyn DiffusionModel {
         &*self.model
@@ -124,9 +109,14 @@ impl HostedModel {
         &self.plan
     }
 
-    /// Identity of generator and weights, for batching and caches.
+    /// Identity of generator and weights, for caches.
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// Identity of the diffusion network as it is held, for batching: the same in every model that shares it.
+    pub fn network_key(&self) -> String {
+        self.model.component_fingerprint(Role::Denoiser)
     }
 
     /// The text encoder, behind the memory of encoded prompts: a known prompt loads nothing.
@@ -135,83 +125,99 @@ impl HostedModel {
     }
 
     /// The denoiser, loaded on first use.
+    ///
+    /// # Errors
+    /// The weights can't be read, or cancelled.
     pub fn denoiser(&self, cancel: &CancelFlag) -> Result<Arc<dyn Denoiser>> {
-        self.denoiser.get_or_load(|| self.model.load_denoiser(&LoadContext { cancel }))
+        let load = || Ok(Component::Denoiser(self.model.load_denoiser(&LoadContext { cancel })?));
+        match self.component(Role::Denoiser, cancel, load)? {
+            Component::Denoiser(denoiser) => Ok(denoiser),
+            _ => Err(mixed_up(Role::Denoiser)),
+        }
     }
 
     /// The VAE, loaded on first use.
+    ///
+    /// # Errors
+    /// As [`Self::denoiser`].
     pub fn vae(&self, cancel: &CancelFlag) -> Result<Arc<dyn Vae>> {
-        self.vae.get_or_load(|| self.model.load_vae(&LoadContext { cancel }))
+        let load = || Ok(Component::Vae(self.model.load_vae(&LoadContext { cancel })?));
+        match self.component(Role::Vae, cancel, load)? {
+            Component::Vae(vae) => Ok(vae),
+            _ => Err(mixed_up(Role::Vae)),
+        }
     }
 
-    /// A small picture of latents, by the VAE's linear map; only when the VAE is loaded and has one.
-    pub fn preview(&self, latents: &Latents) -> Option<Image> {
-        let projection = lock(&self.vae.0).as_ref()?.preview()?;
-        let &[_, channels, height, width] = latents.shape() else { return None };
-        let cells = height * width;
-        let mut pixels = Vec::with_capacity(cells * 3);
-        for cell in 0..cells {
-            for rgb in 0..3 {
-                let channel = |c: usize| latents.data()[c * cells + cell] * projection.weights[c][rgb];
-                let value =
-                    projection.bias[rgb] + (0..channels.min(projection.weights.len())).map(channel).sum::<f32>();
-                pixels.push((value.clamp(0.0, 1.0) * 255.0).round() as u8);
-            }
+    fn component(
+        &self,
+        role: Role,
+        cancel: &CancelFlag,
+        load: impl FnOnce() -> Result<Component>,
+    ) -> Result<Component> {
+        let key = self.model.component_fingerprint(role);
+        self.shared.pool.get(&Wanted { key: &key, bytes: self.model.footprint().bytes(role) }, cancel, load)
+    }
+
+    /// A small picture of one row of latents, by a linear map that is fitted to the VAE when it is first needed and there
+    /// is room for the VAE; `None` until then.
+    pub fn preview(&self, latents: &Latents, cancel: &CancelFlag) -> Option<Image> {
+        preview_image(&*self.projection(cancel)?, latents)
+    }
+
+    fn projection(&self, cancel: &CancelFlag) -> Option<Arc<PreviewProjection>> {
+        // A network that was opened alone has no VAE to ask.
+        self.model.footprint().components.iter().find(|component| component.role == Role::Vae)?;
+        let key = self.model.component_fingerprint(Role::Vae);
+        if let Some(known) = lock(&self.shared.projections).get(&key) {
+            return known.clone();
         }
-        Image::new(width as u32, height as u32, pixels).ok()
+        let load = || Ok(Component::Vae(self.model.load_vae(&LoadContext { cancel })?));
+        let wanted = Wanted { key: &key, bytes: self.model.footprint().bytes(Role::Vae) };
+        // The caller holds the denoiser; waiting for more room than there is could last for ever.
+        let fitted = match self.shared.pool.get_without_waiting(&wanted, cancel, load) {
+            Ok(Some(Component::Vae(vae))) => fit_preview(&*vae, self.model.recipe().latent_factor, cancel),
+            Ok(_) => return None,
+            Err(error) => Err(error),
+        };
+        if matches!(fitted, Err(Error::Cancelled)) {
+            return None;
+        }
+        let projection = fitted.map(Arc::new).inspect_err(|error| tracing::warn!(%error, "no previews")).ok();
+        lock(&self.shared.projections).insert(key, projection.clone());
+        projection
     }
 
     /// Drops a component when the plan holds one at a time; otherwise it stays for the next run.
     pub fn release(&self, role: Role) {
-        if self.plan.placement(role).offload != OffloadPolicy::Sequential {
-            return;
-        }
-        match role {
-            Role::TextEncoder => self.text_encoder.clear(),
-            Role::Denoiser => self.denoiser.clear(),
-            Role::Vae => self.vae.clear(),
-            _ => {}
+        if self.plan.placement(role).offload == OffloadPolicy::Sequential {
+            self.shared.pool.drop_idle(&self.model.component_fingerprint(role));
         }
     }
+}
 
-    fn remembered(&self, prompt: &str) -> Option<Conditioning> {
-        let mut prompts = lock(&self.prompts);
-        let index = prompts.iter().position(|(known, _)| known == prompt)?;
-        let entry = prompts.remove(index)?;
-        let conditioning = entry.1.clone();
-        prompts.push_back(entry);
-        Some(conditioning)
-    }
-
-    fn remember(&self, prompt: &str, conditioning: &Conditioning) {
-        let mut prompts = lock(&self.prompts);
-        prompts.push_back((prompt.to_owned(), conditioning.clone()));
-        if prompts.len() > REMEMBERED_PROMPTS {
-            prompts.pop_front();
-        }
-    }
+fn mixed_up(role: Role) -> Error {
+    Error::Backend(format!("what is held under the {role}'s fingerprint is another component"))
 }
 
 struct RememberingEncoder(Arc<HostedModel>);
 
 impl TextEncoder for RememberingEncoder {
     fn encode(&self, prompt: &str, cancel: &CancelFlag) -> Result<Conditioning> {
-        let hosted = &self.0;
-        if let Some(conditioning) = hosted.remembered(prompt) {
+        let hosted = &*self.0;
+        let key = hosted.model.component_fingerprint(Role::TextEncoder);
+        if let Some(conditioning) = hosted.shared.prompts.get(&key, prompt) {
             return Ok(conditioning);
         }
-        let load = || hosted.model.load_text_encoder(&LoadContext { cancel });
-        let conditioning = hosted.text_encoder.get_or_load(load)?.encode(prompt, cancel)?;
-        hosted.remember(prompt, &conditioning);
+        let load = || Ok(Component::TextEncoder(hosted.model.load_text_encoder(&LoadContext { cancel })?));
+        let Component::TextEncoder(encoder) = hosted.component(Role::TextEncoder, cancel, load)? else {
+            return Err(mixed_up(Role::TextEncoder));
+        };
+        let conditioning = encoder.encode(prompt, cancel)?;
+        hosted.shared.prompts.put(&key, prompt, &conditioning);
         Ok(conditioning)
     }
 
     fn resident_bytes(&self) -> u64 {
-        lock(&self.0.text_encoder.0).as_ref().map_or(0, |encoder| encoder.resident_bytes())
+        self.0.model.footprint().bytes(Role::TextEncoder)
     }
-}
-
-/// A panic elsewhere doesn't make the caches wrong, so a poisoned lock is used on.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,21 +3,16 @@
 use crate::families::{ImageNode, Origin};
 use crate::host::{HostedModel, ModelHost};
 use crate::library::ModelLibrary;
+use crate::reporter::Reporter;
 use crate::{demo, scrub};
-use engine_graph::{NodeContext, NodeError, NodeRunner, Outputs, Params, Phase, Progress as Report, Value};
+use engine_graph::{NodeContext, NodeError, NodeRunner, Outputs, Params, Phase, Value};
 use gen_core::{
-    CancelFlag, ConditioningInput, Denoiser, GenerationRequest, Image, LoadSpec, Progress, Result, Role, TextEncoder,
-    Vae,
+    CancelFlag, ConditioningInput, Denoiser, GenerationRequest, Image, LoadSpec, Result, Role, TextEncoder, Vae,
 };
 use sampling::SampleService;
 use sampling::pipeline::{self, Components};
 use serde_json::{Map, Value as Json, json};
 use std::sync::Arc;
-use std::time::Instant;
-
-/// Share of a node's progress before the first step, and after the last.
-const BEFORE_SAMPLING: f32 = 0.1;
-const AFTER_SAMPLING: f32 = 0.9;
 
 pub(crate) struct ImageRunner {
     pub(crate) node: &'static ImageNode,
@@ -50,6 +45,8 @@ impl ImageRunner {
         let params = context.params();
         let strength = params.float("strength")? as f32;
         let picture = context.inputs().optional::<Image>("image")?;
+        let picture = picture.map(|image| ConditioningInput::Reference { image, strength });
+        let mask = context.inputs().optional::<Image>("mask")?.map(ConditioningInput::Mask);
         Ok(GenerationRequest {
             prompt: context.inputs().text("prompt")?.to_owned(),
             negative_prompt: params.text("negative_prompt")?.to_owned(),
@@ -58,8 +55,9 @@ impl ImageRunner {
             seed: params.seed("seed")?,
             steps: Some(params.count("steps")?),
             true_cfg: Some(params.float("guidance")? as f32),
-            conditioning: picture.map(|image| ConditioningInput::Reference { image, strength }).into_iter().collect(),
-            previews: context.wants_previews(),
+            conditioning: picture.into_iter().chain(mask).collect(),
+            // Somebody may begin to watch at any step.
+            previews: true,
             cancel: context.cancel().clone(),
             ..GenerationRequest::default()
         })
@@ -67,23 +65,9 @@ impl ImageRunner {
 
     /// What a take must hold to be rendered again, beside the node's params.
     fn record(&self, chosen: &Chosen, request: &GenerationRequest, plan: &pipeline::Plan) -> Map<String, Json> {
-        let model = chosen.model.model();
-        let placement = chosen.model.plan().placement(Role::Denoiser);
-        let quant = placement.quant.map(|q| json!(q));
-        let Json::Object(record) = json!({
-            "prompt": request.prompt,
-            "generator": self.node.generator,
-            "checkpoint": { "name": chosen.name, "hash": model.fingerprint() },
-            "sampler": plan.sampler.as_str(),
-            "scheduler": plan.scheduler,
-            "sigmas": plan.sigmas.to_vec(),
-            "adapters": [],
-            "dtype": placement.dtype.to_string(),
-            "quantization": quant,
-            "engineVersion": env!("CARGO_PKG_VERSION"),
-        }) else {
-            return Map::new();
-        };
+        let mut record = sampling_record(&chosen.model, &chosen.name, plan);
+        record.insert("prompt".to_owned(), json!(request.prompt));
+        record.insert("generator".to_owned(), json!(self.node.generator));
         record
     }
 }
@@ -96,7 +80,7 @@ impl NodeRunner for ImageRunner {
         let model = chosen.model.model();
         let plan = pipeline::plan(model.descriptor(), model.recipe(), &request)?;
         let components = Hosted { model: &chosen.model, cancel: &request.cancel };
-        let mut reporter = Reporter { context, model: &chosen.model, sampling_since: None };
+        let mut reporter = Reporter::new(context, &chosen.model);
         let images = pipeline::render(
             model.descriptor(),
             model.recipe(),
@@ -110,6 +94,25 @@ impl NodeRunner for ImageRunner {
         let outputs = Outputs::of("image", Value::image(image));
         let record = self.record(&chosen, &request, &plan);
         Ok(record.into_iter().fold(outputs, |outputs, (key, value)| outputs.recording(key, value)))
+    }
+}
+
+/// What was used to sample, as takes record it.
+pub(crate) fn sampling_record(model: &HostedModel, name: &str, plan: &pipeline::Plan) -> Map<String, Json> {
+    let placement = model.plan().placement(Role::Denoiser);
+    let record = json!({
+        "checkpoint": { "name": name, "hash": model.model().fingerprint() },
+        "sampler": plan.sampler.as_str(),
+        "scheduler": plan.scheduler,
+        "sigmas": plan.sigmas.to_vec(),
+        "adapters": [],
+        "dtype": placement.dtype.to_string(),
+        "quantization": placement.quant.map(|q| json!(q)),
+        "engineVersion": env!("CARGO_PKG_VERSION"),
+    });
+    match record {
+        Json::Object(record) => record,
+        _ => Map::new(),
     }
 }
 
@@ -137,39 +140,6 @@ impl Components for Hosted<'_> {
     }
 
     fn model_key(&self) -> String {
-        self.model.key().to_owned()
-    }
-}
-
-/// Turns the pipeline's progress into the node's.
-struct Reporter<'a> {
-    context: &'a NodeContext<'a>,
-    model: &'a HostedModel,
-    sampling_since: Option<Instant>,
-}
-
-impl Reporter<'_> {
-    fn report(&mut self, progress: Progress) {
-        let before = if self.sampling_since.is_some() { AFTER_SAMPLING } else { 0.0 };
-        match progress {
-            Progress::Loading(what) => self.context.phase(Phase::Loading, before + 0.01, format!("loading the {what}")),
-            Progress::Encoding => self.context.phase(Phase::Encode, 0.05, "encoding"),
-            Progress::Decoding => self.context.phase(Phase::Decode, 0.95, "decoding"),
-            Progress::Step { current, total, preview } => {
-                let since = *self.sampling_since.get_or_insert_with(Instant::now);
-                let done = current as f32 / total.max(1) as f32;
-                let fraction = BEFORE_SAMPLING + (AFTER_SAMPLING - BEFORE_SAMPLING) * done;
-                let status = format!("step {current} of {total}");
-                let mut report = Report::new(Phase::Sample, fraction, status).step(current as u32, total as u32);
-                if current > 0 {
-                    let left = since.elapsed().mul_f32((total - current) as f32 / current as f32);
-                    report = report.eta_ms(left.as_millis() as u64);
-                }
-                self.context.progress(report);
-                if let Some(image) = preview.and_then(|latents| self.model.preview(&latents)) {
-                    self.context.preview(Arc::new(image));
-                }
-            }
-        }
+        self.model.network_key()
     }
 }

@@ -9,6 +9,10 @@ mod families;
 mod host;
 mod image_node;
 mod library;
+mod pool;
+mod primitives;
+mod prompts;
+mod reporter;
 mod sources;
 
 use engine_device::DevicePolicy;
@@ -16,15 +20,17 @@ use engine_graph::{ContentHasher, Contents, NodeError, NodeRegistry, ParamValue,
 use families::{IMAGE_NODES, Origin};
 use gen_core::{Error, ProviderRegistry, Role};
 use image_node::ImageRunner;
+use primitives::Primitives;
 use sampling::SampleService;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use assets::{AssetError, AssetSource};
 pub use families::DEMO_NODE;
 pub use host::{HostedModel, ModelHost};
-pub use library::{Choice, FamilyParts, ModelLibrary};
+pub use library::{Choice, ComponentKind, FamilyParts, ModelLibrary};
+pub use primitives::{Latent, value_bytes};
 
 /// Everything that nodes need from around them.
 pub struct NodesConfig {
@@ -45,6 +51,7 @@ pub struct Nodes {
     base: NodeRegistry,
     runners: RunnerSet,
     image_runners: BTreeMap<&'static str, Arc<ImageRunner>>,
+    primitives: Primitives,
     library: Arc<ModelLibrary>,
     assets: Arc<dyn AssetSource>,
     host: Arc<ModelHost>,
@@ -72,8 +79,11 @@ impl Nodes {
             image_runners.insert(node.node_type, runner);
             descriptors.push(node.descriptor());
         }
+        let primitives = Primitives::new(&host, &config.library);
+        primitives.register(&mut runners, &config.sampler);
+        descriptors.extend(primitives::descriptors());
         let base = NodeRegistry::new(descriptors)?;
-        Ok(Self { base, runners, image_runners, library: config.library, assets: config.assets, host })
+        Ok(Self { base, runners, image_runners, primitives, library: config.library, assets: config.assets, host })
     }
 
     /// The node types as they are to be served: with the files of the models folder among their options, as of its last
@@ -129,7 +139,7 @@ impl ContentHasher for Nodes {
             contents.add("placement", format!("{} {:?}", placement.dtype, placement.quant));
             contents.add("engine", env!("CARGO_PKG_VERSION"));
         }
-        Ok(())
+        self.primitives.add_contents(node, contents)
     }
 }
 
@@ -149,4 +159,9 @@ pub(crate) fn scrub(error: Error, models_dir: &Path) -> NodeError {
         }
         other => other,
     }
+}
+
+/// A panic elsewhere doesn't make caches wrong, so a poisoned lock is used on.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -38,6 +38,33 @@ pub struct FamilyParts {
     pub setting: &'static str,
 }
 
+/// A component that a node loads by itself.
+pub struct ComponentKind<'a> {
+    /// Its role.
+    pub role: Role,
+    /// Its folder in the models folder.
+    pub category: &'a str,
+    /// Its name for people.
+    pub what: &'a str,
+    /// The families that it may belong to.
+    pub families: &'a [FamilyParts],
+}
+
+impl ComponentKind<'_> {
+    /// The family whose component of this role a file holds.
+    fn parts(&self, file: &ModelFile) -> Option<&FamilyParts> {
+        let found = file.content.as_ref().ok()?;
+        let fits = |parts: &&FamilyParts| {
+            found.iter().filter(|identity| identity.role == Some(self.role)).any(|identity| match self.role {
+                Role::TextEncoder => identity.family == parts.text_encoder,
+                Role::Vae => (identity.family, identity.variant.as_deref()) == (parts.vae.0, Some(parts.vae.1)),
+                _ => identity.family == parts.family,
+            })
+        };
+        self.families.iter().find(fits)
+    }
+}
+
 impl ModelLibrary {
     /// The library over the models folder `dir`, which need not exist.
     pub fn new(dir: impl Into<PathBuf>, overrides: Vec<(&'static str, PathBuf)>) -> Self {
@@ -117,6 +144,66 @@ impl ModelLibrary {
             return Ok(Choice { spec: LoadSpec::new(file.source()), name: file.name.clone() });
         }
         self.complete(&scan, parts, file.source(), file.name.clone())
+    }
+
+    /// The component of `role` that the file called `name` of `category` holds; with an empty name the setting's
+    /// checkpoint, the only such file of the category, or the only one anywhere. Gives the family that it belongs to.
+    ///
+    /// # Errors
+    /// There is none or more than one, or the named one holds something else. The message says what was looked for.
+    pub fn component(&self, wanted: &ComponentKind<'_>, name: &str) -> Result<(Choice, FamilyParts)> {
+        let &ComponentKind { role, category, what, .. } = wanted;
+        let scan = self.scan();
+        if name.is_empty() {
+            for (family, path) in &self.overrides {
+                let source = WeightsSource::from_path(path);
+                let Some(parts) = wanted.families.iter().find(|parts| parts.family == *family) else { continue };
+                // A folder is a whole model; a file that a setting names is its network.
+                if role == Role::Denoiser || matches!(source, WeightsSource::Dir(_)) {
+                    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+                    return Ok((Choice { spec: LoadSpec::new(source).with_only(role), name }, *parts));
+                }
+            }
+        }
+        let usable = |file: &&ModelFile| wanted.parts(file).is_some();
+        let own: Vec<&ModelFile> = scan.category(category).filter(usable).collect();
+        let file = if name.is_empty() {
+            let all = || scan.files.iter().filter(usable).collect();
+            let candidates = if own.is_empty() { all() } else { own };
+            match candidates.as_slice() {
+                [one] => *one,
+                [] => {
+                    let message = format!("no {what} was found in the models folder; put one into {category}/");
+                    return Err(missing(role, message));
+                }
+                several => {
+                    let names: Vec<&str> = several.iter().map(|f| f.name.as_str()).collect();
+                    let message = format!("there are several files with a {what}; choose one of {}", names.join(", "));
+                    return Err(Error::invalid("file", message));
+                }
+            }
+        } else {
+            own.into_iter().find(|file| file.name == name).ok_or_else(|| {
+                let seen = scan.category(category).find(|file| file.name == name).map(describe);
+                let message = match seen {
+                    Some(file) => format!("{file} holds no {what} that a node could use"),
+                    None => format!("'{name}' is not in {category}/ of the models folder"),
+                };
+                Error::invalid("file", message)
+            })?
+        };
+        let parts = *wanted.parts(file).ok_or_else(|| missing(role, format!("{} holds no {what}", file.name)))?;
+        let mut spec = LoadSpec::new(file.source()).with_only(role);
+        if !file.is_snapshot {
+            spec = spec.with_component(role, file.source());
+            if role == Role::TextEncoder {
+                let path = tokenizer(&scan, &file.path).ok_or_else(|| {
+                    missing(role, format!("{} also needs its tokenizer.json next to it in {category}/", file.name))
+                })?;
+                spec = spec.with_component(Role::Tokenizer, WeightsSource::File(path));
+            }
+        }
+        Ok((Choice { spec, name: file.name.clone() }, parts))
     }
 
     fn only<'a>(&self, scan: &'a Scan, parts: &'a FamilyParts) -> Result<&'a ModelFile> {

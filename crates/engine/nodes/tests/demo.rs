@@ -2,45 +2,19 @@
 
 #![allow(clippy::unwrap_used)] // a test fails where a value is missing
 
-use engine_device::{DevicePolicy, Machine, Settings};
-use engine_graph::{AssetRef, Execution, Graph, Limits, RunError, RunOutcome, validate};
-use engine_nodes::{AssetError, AssetSource, ModelLibrary, Nodes, NodesConfig};
-use gen_core::Image;
+mod common;
+
+use common::{nodes, picture, run_graph};
+use engine_graph::{RunError, RunOutcome};
+use engine_nodes::Nodes;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::Arc;
-
-struct NoAssets;
-
-impl AssetSource for NoAssets {
-    fn image(&self, _: &AssetRef) -> Result<Arc<Image>, AssetError> {
-        Err(AssetError("no such asset".into()))
-    }
-
-    fn content_hash(&self, _: &AssetRef) -> Result<String, AssetError> {
-        Err(AssetError("no such asset".into()))
-    }
-}
-
-/// Nodes in f32, so that the golden renders are met.
-fn nodes(models: &Path) -> Nodes {
-    Nodes::new(NodesConfig {
-        providers: Arc::new(z_image::provider_registry().unwrap()),
-        policy: DevicePolicy::new(Machine::host(false), Settings::default()).unwrap(),
-        library: Arc::new(ModelLibrary::new(models, Vec::new())),
-        assets: Arc::new(NoAssets),
-        sampler: Arc::new(sampling::InlineSampler),
-    })
-    .unwrap()
-}
 
 fn run(nodes: &Nodes, node_type: &str, params: Value, prompt: &str) -> Result<RunOutcome, RunError> {
     let graph = json!({"schemaVersion": 1, "nodes": [
         {"id": "p1", "type": "input/text", "params": {"text": prompt}},
         {"id": "m1", "type": node_type, "params": params, "inputs": {"prompt": {"from": "p1", "output": "text"}}}]});
-    let graph = Graph::from_value(&graph, &Limits::default()).unwrap();
-    let graph = validate(&graph, &nodes.registry(), "m1").unwrap();
-    Execution::new(nodes.runners()).run(&graph)
+    run_graph(nodes, &graph)
 }
 
 #[test]
@@ -48,7 +22,7 @@ fn the_demo_node_draws_the_golden_apple() {
     let nodes = nodes(Path::new("/nonexistent"));
     assert_eq!(nodes.default_image_node(), "inline/demo");
     let outcome = run(&nodes, "inline/demo", json!({"seed": 1}), "a red apple").unwrap();
-    let image = outcome.target.get("image").unwrap().downcast::<Image>().unwrap();
+    let image = picture(&outcome);
     let golden = conformance::recipe::fixtures().join("demo-golden/golden_0.png");
     let decoder = png::Decoder::new(std::io::BufReader::new(std::fs::File::open(golden).unwrap()));
     let mut reader = decoder.read_info().unwrap();

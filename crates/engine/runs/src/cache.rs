@@ -1,11 +1,12 @@
-//! Outputs of nodes, kept in memory within a budget.
+//! Outputs of nodes, kept in memory within a budget, and on disk beyond it.
 
-use engine_graph::{NodeCache, NodeKey, Outputs, ValidNode, Value};
-use gen_core::Image;
+use crate::disk_cache::DiskCache;
+use engine_graph::{NodeCache, NodeKey, Outputs, ValidNode};
+use engine_nodes::value_bytes;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a value without a known size counts as.
+/// What a value counts as beside its bytes.
 const SMALL: usize = 4 << 10;
 
 struct Entry {
@@ -21,31 +22,25 @@ struct Inner {
     clock: u64,
 }
 
-/// Keeps the outputs that were used last. Engine handles are not kept: they would hold models in memory.
-pub struct MemoryCache {
+/// Keeps the outputs that were used last. Loaded models are not kept: they have a host of their own.
+pub struct Cache {
     budget: usize,
     inner: Mutex<Inner>,
+    disk: Option<DiskCache>,
 }
 
-impl MemoryCache {
-    /// A cache of at most `budget` bytes.
-    pub fn new(budget: usize) -> Self {
-        Self { budget, inner: Mutex::default() }
+impl Cache {
+    /// A cache of at most `budget` bytes of memory, before one on disk.
+    pub fn new(budget: usize, disk: Option<DiskCache>) -> Self {
+        Self { budget, inner: Mutex::default(), disk }
     }
-}
 
-/// Bytes of a value, or `None` for one that isn't kept.
-fn size(value: &Value) -> Option<usize> {
-    match value {
-        Value::Text(text) => Some(text.len() + SMALL),
-        Value::Images(images) => images.iter().map(size).sum(),
-        Value::Object { .. } => value.downcast::<Image>().map(|image| image.pixels().len() + SMALL),
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl NodeCache for MemoryCache {
-    fn get(&self, key: &NodeKey, _: &ValidNode) -> Option<Arc<Outputs>> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    fn get_from_memory(&self, key: &NodeKey) -> Option<Arc<Outputs>> {
+        let mut inner = self.lock();
         inner.clock += 1;
         let clock = inner.clock;
         let entry = inner.entries.get_mut(key)?;
@@ -53,12 +48,9 @@ impl NodeCache for MemoryCache {
         Some(Arc::clone(&entry.outputs))
     }
 
-    fn put(&self, key: &NodeKey, _: &ValidNode, outputs: &Arc<Outputs>) {
-        let Some(bytes) = outputs.iter().map(|(_, value)| size(value)).sum::<Option<usize>>() else { return };
-        if bytes > self.budget {
-            return;
-        }
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    fn put_into_memory(&self, key: &NodeKey, outputs: &Arc<Outputs>) {
+        let Some(bytes) = size(outputs).filter(|bytes| *bytes <= self.budget) else { return };
+        let mut inner = self.lock();
         inner.clock += 1;
         let entry = Entry { outputs: Arc::clone(outputs), bytes, used: inner.clock };
         inner.bytes += bytes;
@@ -72,4 +64,33 @@ impl NodeCache for MemoryCache {
             }
         }
     }
+}
+
+/// Bytes of outputs, or `None` for those that aren't kept.
+fn size(outputs: &Outputs) -> Option<usize> {
+    outputs.iter().map(|(_, value)| Some(value_bytes(value)? + SMALL)).sum()
+}
+
+impl NodeCache for Cache {
+    fn get(&self, key: &NodeKey, node: &ValidNode) -> Option<Arc<Outputs>> {
+        if let Some(outputs) = self.get_from_memory(key) {
+            return Some(outputs);
+        }
+        let disk = self.disk.as_ref().filter(|_| is_worth_a_file(node))?;
+        let outputs = Arc::new(disk.get(key)?);
+        self.put_into_memory(key, &outputs);
+        Some(outputs)
+    }
+
+    fn put(&self, key: &NodeKey, node: &ValidNode, outputs: &Arc<Outputs>) {
+        self.put_into_memory(key, outputs);
+        if let Some(disk) = self.disk.as_ref().filter(|_| is_worth_a_file(node)) {
+            disk.put(key, outputs);
+        }
+    }
+}
+
+/// A node without inputs only repeats what its params or a file say.
+fn is_worth_a_file(node: &ValidNode) -> bool {
+    !node.inputs().is_empty()
 }

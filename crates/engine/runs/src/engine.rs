@@ -1,7 +1,9 @@
 //! The engine as servers use it: submit, watch, cancel, look up.
 
 use crate::blobs::content_id;
-use crate::cache::MemoryCache;
+use crate::cache::Cache;
+use crate::disk_cache::DiskCache;
+use crate::options::EngineOptions;
 use crate::live::{LiveRun, RunEvent, Subscription, terminal_event};
 use crate::media::{ASSET_EXTENSION, Media};
 use crate::state::{NodeState, RunFailure, RunState, RunStatus, Take, now_ms};
@@ -17,8 +19,6 @@ use uuid::Uuid;
 
 /// Ended runs that are kept in memory, so that watchers who return can catch up.
 const REMEMBERED_RUNS: usize = 128;
-/// Bytes of node outputs that are kept in memory.
-const CACHE_BYTES: usize = 256 << 20;
 /// The models folder is looked at this often at most.
 const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -71,6 +71,10 @@ struct Jobs {
     order: Vec<String>,
     by_id: HashMap<String, Arc<Job>>,
     ended: VecDeque<String>,
+    /// Ids of the runs in work.
+    working: Vec<String>,
+    /// Whether the run in work is one that may have killed the process, so that no other must be at risk beside it.
+    quarantine: bool,
     stopping: bool,
 }
 
@@ -79,7 +83,7 @@ pub struct Engine {
     pub(crate) store: Store,
     pub(crate) media: Arc<Media>,
     pub(crate) nodes: Arc<Nodes>,
-    pub(crate) cache: MemoryCache,
+    pub(crate) cache: Cache,
     pub(crate) handle: Handle,
     jobs: Mutex<Jobs>,
     wake: Condvar,
@@ -93,12 +97,24 @@ impl Engine {
     ///
     /// # Errors
     /// The store can't be read.
-    pub async fn start(store: Store, media: Arc<Media>, nodes: Arc<Nodes>) -> Result<Arc<Self>, StoreError> {
+    pub async fn start(
+        store: Store,
+        media: Arc<Media>,
+        nodes: Arc<Nodes>,
+        options: EngineOptions,
+    ) -> Result<Arc<Self>, StoreError> {
+        let disk = match options.disk_cache {
+            0 => None,
+            // Without its cache an engine is slower, not broken.
+            budget => DiskCache::open(media.cache_dir(), budget)
+                .inspect_err(|error| tracing::warn!(%error, "results are cached in memory only"))
+                .ok(),
+        };
         let engine = Arc::new(Self {
             store,
             media,
             nodes,
-            cache: MemoryCache::new(CACHE_BYTES),
+            cache: Cache::new(options.memory_cache, disk),
             handle: Handle::current(),
             jobs: Mutex::default(),
             wake: Condvar::new(),
@@ -106,8 +122,10 @@ impl Engine {
             scanned: Mutex::default(),
         });
         engine.take_up().await?;
-        let worker = Arc::clone(&engine);
-        std::thread::Builder::new().name("run-worker".into()).spawn(move || worker.work())?;
+        for number in 0..options.workers.max(1) {
+            let worker = Arc::clone(&engine);
+            std::thread::Builder::new().name(format!("run-worker-{number}")).spawn(move || worker.work())?;
+        }
         Ok(engine)
     }
 
@@ -146,7 +164,7 @@ impl Engine {
         jobs.queue.push_back(id.clone());
         jobs.order.push(id.clone());
         jobs.by_id.insert(id, Arc::new(job));
-        self.wake.notify_one();
+        self.wake.notify_all();
     }
 
     /// The nodes and their models.
@@ -261,9 +279,9 @@ impl Engine {
     ///
     /// # Errors
     /// The store failed.
-    pub async fn watch(&self, id: &str, after: Option<u64>) -> Result<Option<Watch>, StoreError> {
+    pub async fn watch(&self, id: &str, after: Option<u64>, previews: bool) -> Result<Option<Watch>, StoreError> {
         if let Some(job) = self.job(id) {
-            return Ok(Some(Watch::Live(job.live.subscribe(after))));
+            return Ok(Some(Watch::Live(job.live.subscribe(after, previews))));
         }
         Ok(self.store.run(id).await?.map(|state| {
             let event = RunEvent { seq: 0, json: terminal_event(&state).to_string().into(), terminal: true };
@@ -337,28 +355,59 @@ impl Engine {
         }))
     }
 
-    /// Stops taking up work; what is in work is cancelled but not ended, so that the next process takes it up.
-    pub fn stop(&self) {
-        let mut jobs = self.jobs();
-        jobs.stopping = true;
-        self.wake.notify_all();
+    /// Stops taking up work. What is in work is stopped without an end and without counting as an attempt: the next
+    /// process takes it up.
+    ///
+    /// # Errors
+    /// The store failed; the runs in work then count as interrupted.
+    pub async fn stop(&self) -> Result<(), StoreError> {
+        let working: Vec<(String, Arc<Job>)> = {
+            let mut jobs = self.jobs();
+            jobs.stopping = true;
+            self.wake.notify_all();
+            let job = |id: &String| Some((id.clone(), Arc::clone(jobs.by_id.get(id)?)));
+            jobs.working.iter().filter_map(job).filter(|(_, job)| !job.live.cancel.is_cancelled()).collect()
+        };
+        for (id, job) in working {
+            self.store.give_back(&id).await?;
+            job.live.cancel.cancel();
+        }
+        Ok(())
     }
 
-    /// Waits for the next run; `None` when stopping.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.jobs().stopping
+    }
+
+    /// Waits for the next run; `None` when stopping. Runs that were in work when a process died go alone: if one of them
+    /// is what killed it, it takes no other with it.
     pub(crate) fn next_job(&self) -> Option<(String, Arc<Job>)> {
         let mut jobs = self.jobs();
         loop {
             if jobs.stopping {
                 return None;
             }
-            if let Some(id) = jobs.queue.pop_front() {
-                if let Some(job) = jobs.by_id.get(&id) {
-                    return Some((id.clone(), Arc::clone(job)));
+            let next = jobs.queue.front().and_then(|id| Some((id.clone(), Arc::clone(jobs.by_id.get(id)?))));
+            let may_start = |job: &Job| !jobs.quarantine && (!job.retried || jobs.working.is_empty());
+            match next {
+                Some((id, job)) if may_start(&job) => {
+                    jobs.queue.pop_front();
+                    jobs.quarantine = job.retried;
+                    jobs.working.push(id.clone());
+                    return Some((id, job));
                 }
-            } else {
-                jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                None if !jobs.queue.is_empty() => drop(jobs.queue.pop_front()),
+                _ => jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner),
             }
         }
+    }
+
+    /// A run is no longer in work.
+    pub(crate) fn let_go(&self, id: &str) {
+        let mut jobs = self.jobs();
+        jobs.working.retain(|working| working != id);
+        jobs.quarantine = false;
+        self.wake.notify_all();
     }
 
     /// Keeps an ended run in memory until enough others have ended.

@@ -5,10 +5,12 @@
 
 mod blobs;
 mod cache;
+mod disk_cache;
 mod engine;
 mod live;
 mod media;
 mod once;
+mod options;
 pub mod picture;
 mod state;
 mod store;
@@ -16,10 +18,12 @@ pub mod takes;
 mod worker;
 
 pub use blobs::{Blobs, content_id};
-pub use cache::MemoryCache;
+pub use cache::Cache;
+pub use disk_cache::DiskCache;
 pub use engine::{Engine, LiveEntry, SubmitError, Submitted, Watch};
-pub use live::{LiveRun, RunEvent, Subscription, terminal_event};
+pub use live::{LiveRun, Preview, RunEvent, Subscription, terminal_event};
 pub use media::{Media, PathAccess};
+pub use options::EngineOptions;
 pub use once::{OnceError, run_once};
 pub use state::{NodePhase, NodeState, RunFailure, RunState, RunStatus, Take};
 pub use store::{Asset, PageQuery, Store, StoreError, StoredRun};

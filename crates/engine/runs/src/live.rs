@@ -1,5 +1,6 @@
 //! A run that is queued or in work: its state, and the events that its watchers get.
 
+use crate::picture::encode_jpeg;
 use crate::state::{NodePhase, NodeState, RunFailure, RunState, RunStatus, Take, rounded};
 use engine_graph::{Event, Observer, Progress};
 use gen_core::CancelFlag;
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 /// Progress of one run is sent this often at most.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -27,6 +28,15 @@ pub struct RunEvent {
     pub terminal: bool,
 }
 
+/// How a node's result looks so far.
+#[derive(Debug, Clone)]
+pub struct Preview {
+    /// The text frame that announces it.
+    pub json: Arc<str>,
+    /// A small JPEG.
+    pub jpeg: Arc<[u8]>,
+}
+
 struct Inner {
     state: RunState,
     seq: u64,
@@ -41,6 +51,8 @@ pub struct LiveRun {
     pub cancel: CancelFlag,
     inner: Mutex<Inner>,
     sender: broadcast::Sender<RunEvent>,
+    /// The last preview: who is slow gets the newest one.
+    previews: watch::Sender<Option<Preview>>,
 }
 
 /// What a watcher starts from: the state, what it missed, and what comes.
@@ -53,12 +65,19 @@ pub struct Subscription {
     pub missed: Vec<RunEvent>,
     /// Events to come.
     pub receiver: broadcast::Receiver<RunEvent>,
+    /// Previews to come, when they were asked for.
+    pub previews: Option<watch::Receiver<Option<Preview>>>,
 }
 
 impl LiveRun {
     pub(crate) fn new(state: RunState) -> Self {
         let inner = Inner { state, seq: 0, history: VecDeque::new(), last_progress: None };
-        Self { cancel: CancelFlag::new(), inner: Mutex::new(inner), sender: broadcast::channel(WATCHER_LAG).0 }
+        Self {
+            cancel: CancelFlag::new(),
+            inner: Mutex::new(inner),
+            sender: broadcast::channel(WATCHER_LAG).0,
+            previews: watch::channel(None).0,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -75,15 +94,22 @@ impl LiveRun {
         self.lock().state.status
     }
 
-    /// Watches the run from now on; with `after`, also gets what was sent since that event.
-    pub fn subscribe(&self, after: Option<u64>) -> Subscription {
+    /// Watches the run from now on; with `after`, also gets what was sent since that event. Previews are made while
+    /// somebody wants them.
+    pub fn subscribe(&self, after: Option<u64>, previews: bool) -> Subscription {
         let inner = self.lock();
         let missed = match after {
             Some(after) => inner.history.iter().filter(|e| e.seq > after).cloned().collect(),
             None => Vec::new(),
         };
         // Subscribing under the lock: nothing falls between the state and the first event.
-        Subscription { state: inner.state.clone(), seq: inner.seq, missed, receiver: self.sender.subscribe() }
+        Subscription {
+            state: inner.state.clone(),
+            seq: inner.seq,
+            missed,
+            receiver: self.sender.subscribe(),
+            previews: previews.then(|| self.previews.subscribe()),
+        }
     }
 
     fn send(&self, inner: &mut Inner, mut event: Value, terminal: bool) {
@@ -163,6 +189,25 @@ impl LiveRun {
         self.send(&mut inner, event, false);
     }
 
+    fn preview(&self, node_id: &str, image: &gen_core::Image) {
+        let jpeg = match encode_jpeg(image) {
+            Ok(jpeg) => jpeg,
+            Err(error) => return tracing::warn!(%error, "a preview couldn't be encoded"),
+        };
+        let inner = self.lock();
+        let json = json!({
+            "type": "preview",
+            "runId": inner.state.run_id,
+            "nodeId": node_id,
+            "seq": inner.seq,
+            "mime": "image/jpeg",
+            "width": image.width(),
+            "height": image.height(),
+            "bytes": jpeg.len(),
+        });
+        self.previews.send_replace(Some(Preview { json: json.to_string().into(), jpeg: jpeg.into() }));
+    }
+
     fn node_done(&self, node_id: &str, cached: bool) {
         let mut inner = self.lock();
         if let Some(node) = inner.state.nodes.get_mut(node_id) {
@@ -199,8 +244,13 @@ impl Observer for LiveRun {
             }
             Event::Progress { node_id, progress } => self.node_progress(node_id, progress),
             Event::Done { node_id, cached } => self.node_done(node_id, cached),
+            Event::Preview { node_id, image } => self.preview(node_id, &image),
             // The run's end tells of it.
-            Event::Failed { .. } | Event::Preview { .. } => {}
+            Event::Failed { .. } => {}
         }
+    }
+
+    fn wants_previews(&self) -> bool {
+        self.previews.receiver_count() > 0
     }
 }

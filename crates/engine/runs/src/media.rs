@@ -26,6 +26,7 @@ pub enum PathAccess {
 pub struct Media {
     assets: Blobs,
     takes: Blobs,
+    cache_dir: PathBuf,
     store: Option<(Store, Handle)>,
     paths: PathAccess,
 }
@@ -41,6 +42,7 @@ impl Media {
         Self {
             assets: Blobs::new(data_dir.join("assets")),
             takes: Blobs::new(data_dir.join("takes")),
+            cache_dir: data_dir.join("cache"),
             store: None,
             paths,
         }
@@ -54,6 +56,11 @@ impl Media {
     /// The take files.
     pub fn takes(&self) -> &Blobs {
         &self.takes
+    }
+
+    /// Where results that can be made again are kept.
+    pub fn cache_dir(&self) -> &Path {
+        &self.cache_dir
     }
 
     fn take(&self, id: &str) -> Result<crate::Take, AssetError> {

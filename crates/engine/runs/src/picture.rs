@@ -49,6 +49,17 @@ pub fn decode(bytes: &[u8]) -> Result<Image, PictureError> {
     Image::new(width, height, rgb.into_raw()).map_err(|e| unreadable(&e))
 }
 
+/// A small JPEG for looking at while better comes.
+///
+/// # Errors
+/// The picture is too large for the format.
+pub fn encode_jpeg(picture: &Image) -> Result<Vec<u8>, image::ImageError> {
+    let mut bytes = Vec::new();
+    let mut encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut bytes, 80);
+    encoder.encode(picture.pixels(), picture.width(), picture.height(), image::ExtendedColorType::Rgb8)?;
+    Ok(bytes)
+}
+
 fn over_white(picture: &DynamicImage) -> image::RgbImage {
     let rgba = picture.to_rgba8();
     let mut rgb = image::RgbImage::new(rgba.width(), rgba.height());

@@ -135,6 +135,16 @@ impl Store {
         Ok(())
     }
 
+    /// Takes an attempt back: the process is about to end for a reason that isn't the run's.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn give_back(&self, id: &str) -> Result<()> {
+        let query = "UPDATE runs SET status = 'queued', attempts = attempts - 1 WHERE id = ? AND status = 'running'";
+        sqlx::query(query).bind(id).execute(&self.pool).await?;
+        Ok(())
+    }
+
     /// Writes the end of a run.
     ///
     /// # Errors

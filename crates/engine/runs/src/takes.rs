@@ -28,15 +28,27 @@ pub struct Encoded {
 /// An output can't be encoded.
 pub fn encode(graph: &Graph, output: &NodeOutput<'_>) -> Result<Vec<Encoded>, NodeError> {
     let params = take_params(output);
-    let graph = with_drawn_seed(graph, output).to_value().to_string();
-    let encode = |(port, kind, value): (&str, MediaKind, &PortValue)| {
+    let graph = with_drawn_seeds(graph, output).to_value().to_string();
+    let count = output.takes().count();
+    let encode = |(index, (port, kind, value)): (usize, (&str, MediaKind, &PortValue))| {
         let image = value.downcast::<Image>().filter(|_| kind == MediaKind::Image);
         let image = image.ok_or_else(|| NodeError::new(format!("{kind} takes can't be written")).on_port(port))?;
+        let params = if count > 1 { row_params(&params, index) } else { params.clone() };
         let bytes = encode_png(&image, &parameters_text(&params), &graph);
         let bytes = bytes.map_err(|e| NodeError::new(format!("the picture can't be encoded: {e}")))?;
-        Ok(Encoded { kind, mime: "image/png", extension: "png", bytes, params: params.clone() })
+        Ok(Encoded { kind, mime: "image/png", extension: "png", bytes, params })
     };
-    output.takes().map(encode).collect()
+    output.takes().enumerate().map(encode).collect()
+}
+
+/// The params of one picture of several: row `index` is what its own seed gives alone.
+fn row_params(params: &Map<String, Value>, index: usize) -> Map<String, Value> {
+    let mut params = params.clone();
+    if let Some(seed) = params.get("seed").and_then(Value::as_u64) {
+        params.insert("seed".to_owned(), seed.wrapping_add(index as u64).into());
+    }
+    params.insert("batchIndex".to_owned(), index.into());
+    params
 }
 
 /// The node's params with the seeds that were drawn, and what its runner recorded.
@@ -48,14 +60,12 @@ fn take_params(output: &NodeOutput<'_>) -> Map<String, Value> {
     params
 }
 
-/// The graph with the node's random seed replaced by the one that was drawn, so that it gives the same take again.
-fn with_drawn_seed(graph: &Graph, output: &NodeOutput<'_>) -> Graph {
+/// The graph with the random seeds that the run drew put in, so that it gives the same take again.
+fn with_drawn_seeds(graph: &Graph, output: &NodeOutput<'_>) -> Graph {
     let mut graph = graph.clone();
-    let drawn = output.params.to_json();
-    if let Some(node) = graph.nodes.iter_mut().find(|node| node.id == output.node.id()) {
-        let random = output.node.params().has_random_seed();
-        if let Some(seed) = drawn.get("seed").filter(|_| random) {
-            node.params.insert("seed".to_owned(), seed.clone());
+    for drawn in output.drawn {
+        if let Some(node) = graph.nodes.iter_mut().find(|node| node.id == drawn.node_id) {
+            node.params.insert(drawn.param.clone(), drawn.seed.into());
         }
     }
     graph

@@ -4,7 +4,9 @@ use crate::engine::{Engine, Job};
 use crate::state::{RunFailure, RunStatus};
 use crate::takes;
 use engine_graph::{Execution, NodeError, NodeOutput, OutputSink, RunError, validate};
+use sha2::{Digest, Sha256};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Engine {
     /// Runs one job after another until the engine stops.
@@ -15,14 +17,21 @@ impl Engine {
                 let message = "internal error; the engine's log has the details".to_owned();
                 (RunStatus::Error, Some(RunFailure { node_id: None, message }))
             });
-            let state = job.live.end(status, failure);
-            if let Err(error) = self.handle.block_on(self.store.end(&state)) {
-                // The watchers learn the outcome all the same; after a restart the run is tried once more.
-                tracing::error!(%error, run = %id, "the end of a run couldn't be stored");
+            if status != RunStatus::Cancelled || !self.is_stopping() {
+                self.finish(&id, &job, status, failure);
             }
-            job.live.announce_end();
-            self.forget_later(&id);
+            self.let_go(&id);
         }
+    }
+
+    fn finish(&self, id: &str, job: &Job, status: RunStatus, failure: Option<RunFailure>) {
+        let state = job.live.end(status, failure);
+        if let Err(error) = self.handle.block_on(self.store.end(&state)) {
+            // The watchers learn the outcome all the same; after a restart the run is tried once more.
+            tracing::error!(%error, run = %id, "the end of a run couldn't be stored");
+        }
+        job.live.announce_end();
+        self.forget_later(id);
     }
 
     fn execute(&self, id: &str, job: &Job) -> (RunStatus, Option<RunFailure>) {
@@ -43,10 +52,13 @@ impl Engine {
             Err(error) => return failed(error.node_id, error.message),
         };
         let sink = TakeSink { engine: self, run_id: id, job };
+        let drawn = AtomicU64::new(0);
+        let draw = || seed_of(id, drawn.fetch_add(1, Ordering::Relaxed));
         let execution = Execution::new(self.nodes.runners())
             .cache(&self.cache, &*self.nodes)
             .observer(&job.live)
             .sink(&sink)
+            .seeds(&draw)
             .cancel(job.live.cancel.clone());
         match execution.run(&graph) {
             Ok(_) => (RunStatus::Done, None),
@@ -56,6 +68,13 @@ impl Engine {
             Err(RunError::Node { node_id, error }) => failed(Some(node_id), error.to_string()),
         }
     }
+}
+
+/// The `n`th random seed of a run. A run's id is random; a run that is tried again draws the same seeds, so that takes of
+/// both attempts belong together.
+fn seed_of(run_id: &str, n: u64) -> u64 {
+    let digest = Sha256::new().chain_update(run_id).chain_update(n.to_le_bytes()).finalize();
+    digest.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// Makes takes of outputs: encoded, written, listed, shown.

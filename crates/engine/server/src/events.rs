@@ -4,11 +4,13 @@ use crate::AppState;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade};
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
-use engine_runs::{RunState, Subscription, Watch};
+use bytes::Bytes;
+use engine_runs::{Preview, RunState, Subscription, Watch};
 use serde::Deserialize;
 use serde_json::json;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 
 /// Close code for a run that isn't known.
 const UNKNOWN_RUN: u16 = 4404;
@@ -18,6 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Deserialize)]
 pub(crate) struct EventsQuery {
     after: Option<u64>,
+    previews: Option<String>,
+}
+
+/// What a watcher asks for.
+struct Wishes {
+    after: Option<u64>,
+    previews: bool,
 }
 
 pub(crate) async fn events(
@@ -27,14 +36,15 @@ pub(crate) async fn events(
     upgrade: WebSocketUpgrade,
 ) -> Response {
     upgrade.max_message_size(64 << 10).on_upgrade(move |socket| async move {
-        watch(state, id, query.after, socket).await;
+        let previews = query.previews.is_some_and(|value| ["1", "true"].contains(&value.as_str()));
+        watch(state, id, Wishes { after: query.after, previews }, socket).await;
     })
 }
 
-async fn watch(state: AppState, id: String, after: Option<u64>, mut socket: WebSocket) {
-    match state.engine().watch(&id, after).await {
+async fn watch(state: AppState, id: String, wishes: Wishes, mut socket: WebSocket) {
+    match state.engine().watch(&id, wishes.after, wishes.previews).await {
         Ok(Some(Watch::Live(subscription))) => {
-            if follow(&state, &id, subscription, &mut socket).await.is_ok() {
+            if follow(&state, &id, wishes.previews, subscription, &mut socket).await.is_ok() {
                 close(&mut socket, 1000, "").await;
             }
         }
@@ -60,7 +70,23 @@ fn snapshot(state: &RunState, seq: u64) -> String {
 }
 
 async fn send(socket: &mut WebSocket, text: String) -> Result<(), Gone> {
-    let sent = tokio::time::timeout(PATIENCE, socket.send(Message::Text(Utf8Bytes::from(text)))).await;
+    send_message(socket, Message::Text(Utf8Bytes::from(text))).await
+}
+
+/// Waits for the next preview; for ever when none were asked for.
+async fn next_preview(previews: &mut Option<watch::Receiver<Option<Preview>>>) -> Preview {
+    if let Some(previews) = previews {
+        while previews.changed().await.is_ok() {
+            if let Some(preview) = previews.borrow_and_update().clone() {
+                return preview;
+            }
+        }
+    }
+    std::future::pending().await
+}
+
+async fn send_message(socket: &mut WebSocket, message: Message) -> Result<(), Gone> {
+    let sent = tokio::time::timeout(PATIENCE, socket.send(message)).await;
     match sent {
         Ok(Ok(())) => Ok(()),
         _ => Err(Gone),
@@ -73,7 +99,13 @@ async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
 }
 
 /// Sends a snapshot, what was missed, and everything that comes, to the last event.
-async fn follow(state: &AppState, id: &str, first: Subscription, socket: &mut WebSocket) -> Result<(), Gone> {
+async fn follow(
+    state: &AppState,
+    id: &str,
+    previews: bool,
+    first: Subscription,
+    socket: &mut WebSocket,
+) -> Result<(), Gone> {
     let mut subscription = first;
     loop {
         send(socket, snapshot(&subscription.state, subscription.seq)).await?;
@@ -91,6 +123,8 @@ async fn follow(state: &AppState, id: &str, first: Subscription, socket: &mut We
         }
         loop {
             tokio::select! {
+                // What is lasting goes before what is only nice to see.
+                biased;
                 event = subscription.receiver.recv() => match event {
                     Ok(event) => {
                         send(socket, event.json.to_string()).await?;
@@ -102,6 +136,10 @@ async fn follow(state: &AppState, id: &str, first: Subscription, socket: &mut We
                     Err(RecvError::Lagged(_)) => break,
                     Err(RecvError::Closed) => return Ok(()),
                 },
+                preview = next_preview(&mut subscription.previews) => {
+                    send(socket, preview.json.to_string()).await?;
+                    send_message(socket, Message::Binary(Bytes::copy_from_slice(&preview.jpeg))).await?;
+                }
                 message = socket.recv() => match message {
                     // Whatever a client says, the stream goes one way.
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(Gone),
@@ -109,7 +147,7 @@ async fn follow(state: &AppState, id: &str, first: Subscription, socket: &mut We
                 },
             }
         }
-        match state.engine().watch(id, None).await {
+        match state.engine().watch(id, None, previews).await {
             Ok(Some(Watch::Live(again))) => subscription = again,
             Ok(Some(Watch::Ended { state, event })) => {
                 send(socket, snapshot(&state, event.seq)).await?;
