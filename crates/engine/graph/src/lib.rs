@@ -43,8 +43,8 @@ mod value;
 
 pub use descriptor::{NodeDescriptor, ParamDescriptor, ParamKind, PortDescriptor, SelectOption, Widget};
 pub use error::{GraphError, GraphRule};
-pub use executor::{DrawnSeed, 
-    Event, Execution, Ignore, NodeCache, NodeOutput, Observer, OutputSink, RunError, RunOutcome, random_seed,
+pub use executor::{
+    DrawnSeed, Event, Execution, Ignore, NodeCache, NodeOutput, Observer, OutputSink, RunError, RunOutcome, random_seed,
 };
 pub use key::{ContentHasher, Contents, NoContents, NodeKey, node_keys};
 pub use kind::{MediaKind, PortKind};

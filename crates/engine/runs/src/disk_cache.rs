@@ -50,8 +50,14 @@ struct StoredValue {
 /// An item and where its bytes come from: the next ones, or those of an earlier item.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 enum Item {
-    Text { bytes: usize },
-    Picture { width: u32, height: u32, mask: bool },
+    Text {
+        bytes: usize,
+    },
+    Picture {
+        width: u32,
+        height: u32,
+        mask: bool,
+    },
     /// The picture of that number, counted from 0.
     Again(usize),
 }

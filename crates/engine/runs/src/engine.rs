@@ -3,9 +3,9 @@
 use crate::blobs::content_id;
 use crate::cache::Cache;
 use crate::disk_cache::DiskCache;
-use crate::options::EngineOptions;
 use crate::live::{LiveRun, RunEvent, Subscription, terminal_event};
 use crate::media::{ASSET_EXTENSION, Media};
+use crate::options::EngineOptions;
 use crate::state::{NodeState, RunFailure, RunState, RunStatus, Take, now_ms};
 use crate::store::{Asset, PageQuery, Store, StoreError, StoredRun};
 use engine_graph::{Graph, GraphError, Limits, NodeRegistry, validate};
@@ -19,6 +19,8 @@ use uuid::Uuid;
 
 /// Ended runs that are kept in memory, so that watchers who return can catch up.
 const REMEMBERED_RUNS: usize = 128;
+/// A cancelled run is waited for this long.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 /// The models folder is looked at this often at most.
 const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -251,7 +253,8 @@ impl Engine {
         jobs.order.iter().filter_map(entry).collect()
     }
 
-    /// Stops a run, queued or in work; one that has ended stays as it is. Gives its status.
+    /// Stops a run, queued or in work, and gives its status; one that has ended stays as it is. Waits a moment for work
+    /// under way to notice.
     ///
     /// # Errors
     /// The store failed.
@@ -271,6 +274,9 @@ impl Engine {
             self.store.end(&state).await?;
             job.live.announce_end();
             self.forget_later(id);
+        } else {
+            // Longer than the work between two looks at the flag, on the slowest of machines.
+            let _ = tokio::time::timeout(CANCEL_PATIENCE, job.live.ended()).await;
         }
         Ok(Some(job.live.status()))
     }

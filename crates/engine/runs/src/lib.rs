@@ -23,7 +23,7 @@ pub use disk_cache::DiskCache;
 pub use engine::{Engine, LiveEntry, SubmitError, Submitted, Watch};
 pub use live::{LiveRun, Preview, RunEvent, Subscription, terminal_event};
 pub use media::{Media, PathAccess};
-pub use options::EngineOptions;
 pub use once::{OnceError, run_once};
+pub use options::EngineOptions;
 pub use state::{NodePhase, NodeState, RunFailure, RunState, RunStatus, Take};
 pub use store::{Asset, PageQuery, Store, StoreError, StoredRun};

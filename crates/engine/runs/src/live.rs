@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
 
 /// Progress of one run is sent this often at most.
@@ -110,6 +111,12 @@ impl LiveRun {
             receiver: self.sender.subscribe(),
             previews: previews.then(|| self.previews.subscribe()),
         }
+    }
+
+    /// Resolves when the run has ended.
+    pub(crate) async fn ended(&self) {
+        let mut watch = self.subscribe(None, false);
+        while !self.status().is_final() && !matches!(watch.receiver.recv().await, Err(RecvError::Closed)) {}
     }
 
     fn send(&self, inner: &mut Inner, mut event: Value, terminal: bool) {

@@ -36,7 +36,7 @@ pub(crate) struct Kept {
 impl Latent {
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        let row = |latents: &Latents| latents.data().len() * size_of::<f32>();
+        let row = |latents: &Latents| size_of_val(latents.data());
         let content = match &self.content {
             Content::Empty(_) => 0,
             Content::Picture(picture, image) => row(&picture.mean) + row(&picture.std) + image.pixels().len(),

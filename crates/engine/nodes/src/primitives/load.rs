@@ -39,9 +39,8 @@ impl Loader {
                 ComponentKind { role: self.role, category: self.category, what: self.what, families: &families };
             let (choice, parts) = self.library.component(&wanted, file)?;
             let generator = self.families.iter().find(|(known, _)| known.family == parts.family);
-            let (_, generator) = generator.ok_or_else(|| {
-                NodeError::new(format!("this build can't run the {} {}", parts.title, self.what))
-            })?;
+            let (_, generator) = generator
+                .ok_or_else(|| NodeError::new(format!("this build can't run the {} {}", parts.title, self.what)))?;
             (choice.spec, choice.name, *generator)
         };
         let model = self.host.open(generator, spec).map_err(|e| scrub(e, self.library.dir()))?;

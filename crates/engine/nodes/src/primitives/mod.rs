@@ -18,8 +18,8 @@ use sampling::SampleService;
 use std::sync::Arc;
 
 pub use latent::Latent;
-use load::Loader;
 pub(crate) use load::Loaded;
+use load::Loader;
 
 /// What every primitive needs from around it.
 pub(crate) struct Primitives {
@@ -119,10 +119,7 @@ impl Primitives {
         let dir = self.library.dir();
         runners.insert("encode/text", Arc::new(text::EncodeText { models_dir: dir.to_owned() }));
         runners.insert("latent/empty", Arc::new(latent::EmptyLatent));
-        runners.insert(
-            "sample",
-            Arc::new(sample::Sample { sampler: Arc::clone(sampler), models_dir: dir.to_owned() }),
-        );
+        runners.insert("sample", Arc::new(sample::Sample { sampler: Arc::clone(sampler), models_dir: dir.to_owned() }));
         runners.insert("vae/decode", Arc::new(vae::Decode { models_dir: dir.to_owned() }));
         runners.insert("vae/encode", Arc::new(vae::Encode { models_dir: dir.to_owned() }));
     }

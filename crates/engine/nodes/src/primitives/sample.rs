@@ -1,7 +1,7 @@
 //! `sample`: latents through the denoise loop.
 
-use super::latent::{Content, Kept, Latent};
 use super::Loaded;
+use super::latent::{Content, Kept, Latent};
 use crate::image_node::sampling_record;
 use crate::reporter::Reporter;
 use crate::scrub;
@@ -141,9 +141,7 @@ impl NodeRunner for Sample {
 fn kept(latent: &Latent, mask: Option<Image>) -> gen_core::Result<Option<Kept>> {
     let Some(mask) = mask else { return Ok(None) };
     match (&latent.content, &latent.kept) {
-        (Content::Picture(_, picture), _) => {
-            Ok(Some(Kept { picture: Arc::clone(picture), mask: Arc::new(mask) }))
-        }
+        (Content::Picture(_, picture), _) => Ok(Some(Kept { picture: Arc::clone(picture), mask: Arc::new(mask) })),
         (_, Some(kept)) => {
             let mask = Arc::new(lighter(&kept.mask, &mask)?);
             Ok(Some(Kept { picture: Arc::clone(&kept.picture), mask }))

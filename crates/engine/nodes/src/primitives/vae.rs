@@ -1,7 +1,7 @@
 //! `vae/encode` and `vae/decode`: pictures to latents and back.
 
-use super::latent::{Content, Latent};
 use super::Loaded;
+use super::latent::{Content, Latent};
 use crate::scrub;
 use engine_graph::{NodeContext, NodeError, NodeRunner, Outputs, Phase, Value};
 use gen_core::{Image, Role};
