@@ -16,6 +16,6 @@ pub use checkpoint::{Checkpoint, TensorInfo, load_config};
 pub use dtype::StoredDtype;
 pub use identify::{Identity, Layout, describe_unknown, identify, plan_for, ships_quantized};
 pub use plan::{KeyPlan, Resolved, Rule, Source};
-pub use root::{CATEGORIES, ModelFile, ModelsRoot, Scan, look_into};
+pub use root::{CATEGORIES, ModelFile, ModelsRoot, Scan, look_into, source_stamp};
 pub use runtime_base::{Error, Result};
 pub use view::{RowBlock, Weights};

@@ -182,6 +182,22 @@ fn name_variant(found: &mut [Identity], path: &Path, index: &str) {
     }
 }
 
+/// Tells whether a source is what it was: places, sizes and times of its files. Cheap, as no file is opened.
+pub fn source_stamp(source: &WeightsSource) -> String {
+    let line = |stamp: Stamp| format!("{} {} {}\n", stamp.path.display(), stamp.bytes, stamp.modified);
+    match source {
+        // Part of the program, so its place in memory says which one it is.
+        WeightsSource::Embedded(files) => format!("embedded {:p}", files.as_ptr()),
+        WeightsSource::Dir(dir) => stamps(dir).into_iter().map(line).collect(),
+        WeightsSource::File(file) => {
+            // Its config may lie beside it.
+            let beside = file.parent().map(stamps).unwrap_or_default();
+            let config = beside.into_iter().filter(|stamp| stamp.path.extension().is_some_and(|e| e == "json"));
+            stamps(file).into_iter().chain(config).map(line).collect()
+        }
+    }
+}
+
 /// Sizes and times of a model's weight files.
 fn stamps(path: &Path) -> Vec<Stamp> {
     let mut files = Vec::new();

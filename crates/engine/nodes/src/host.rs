@@ -11,6 +11,7 @@ use gen_core::{
 use sampling::{fit_preview, preview_image};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use weights::source_stamp;
 
 /// Opened checkpoints that are remembered: headers and file maps, no weights.
 const REMEMBERED_MODELS: usize = 32;
@@ -19,7 +20,8 @@ const REMEMBERED_MODELS: usize = 32;
 pub struct ModelHost {
     registry: Arc<ProviderRegistry>,
     policy: DevicePolicy,
-    models: Mutex<VecDeque<Arc<HostedModel>>>,
+    /// Each with the stamp of what it was opened from, least recently used first.
+    models: Mutex<VecDeque<(String, Arc<HostedModel>)>>,
     shared: Arc<Shared>,
 }
 
@@ -63,17 +65,13 @@ impl ModelHost {
     /// # Errors
     /// The checkpoint can't be opened, or no rung of the fit ladder can hold it.
     pub fn open(&self, id: &str, spec: LoadSpec) -> Result<Arc<HostedModel>> {
+        let stamp = spec_stamp(id, &spec);
+        if let Some(hosted) = self.opened(&stamp) {
+            return Ok(hosted);
+        }
         let precision = self.policy.dtype(spec.only.unwrap_or(Role::Denoiser));
         let spec = spec.with_precision(precision);
         let model = self.registry.open(id, &spec)?;
-        let key = format!("{id} {}", model.fingerprint());
-        let mut models = lock(&self.models);
-        if let Some(index) = models.iter().position(|hosted| hosted.key == key)
-            && let Some(hosted) = models.remove(index)
-        {
-            models.push_back(Arc::clone(&hosted));
-            return Ok(hosted);
-        }
         let quants: &[Quant] = &model.descriptor().capabilities.quants;
         let needs = ModelNeeds { footprint: model.footprint(), precision, quants, ships_quantized: false };
         let plan = self.policy.plan(&needs).map_err(|refusal| Error::Unsupported(refusal.to_string()))?;
@@ -81,13 +79,33 @@ impl ModelHost {
             Some(quant) => self.registry.open(id, &spec.with_quant(quant))?,
             None => model,
         };
+        let key = format!("{id} {}", model.fingerprint());
         let hosted = Arc::new(HostedModel { key, model, plan, shared: Arc::clone(&self.shared) });
-        models.push_back(Arc::clone(&hosted));
+        let mut models = lock(&self.models);
+        models.push_back((stamp, Arc::clone(&hosted)));
         if models.len() > REMEMBERED_MODELS {
             models.pop_front();
         }
         Ok(hosted)
     }
+
+    fn opened(&self, stamp: &str) -> Option<Arc<HostedModel>> {
+        let mut models = lock(&self.models);
+        let index = models.iter().position(|(known, _)| known == stamp)?;
+        let entry = models.remove(index)?;
+        let hosted = Arc::clone(&entry.1);
+        models.push_back(entry);
+        Some(hosted)
+    }
+}
+
+/// What decides what opening `spec` gives, as of now: everything that nodes set, and the files' sizes and times.
+fn spec_stamp(id: &str, spec: &LoadSpec) -> String {
+    let mut stamp = format!("{id} {:?}\n{}", spec.only, source_stamp(&spec.source));
+    for (role, source) in &spec.components {
+        stamp.push_str(&format!("{role} {}", source_stamp(source)));
+    }
+    stamp
 }
 
 /// An open model with its plan. Its components are the host's.
