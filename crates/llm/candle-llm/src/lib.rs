@@ -3,11 +3,13 @@
 //! [`register_providers`] adds the language model provider `candle-llama`, [`register_preparers`] the preparer of its
 //! snapshots.
 
+mod answer;
 mod choose;
 mod llama;
 mod prepare;
 mod snapshot;
 mod stream;
+mod words;
 
 use core_llm::{
     PreparerEntry, Result, SnapshotPreparerRegistry, SnapshotPreparerRegistryBuilder, TextLlmRegistry,

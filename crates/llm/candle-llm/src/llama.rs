@@ -1,16 +1,13 @@
 //! `candle-llama`: language models of the Llama shape.
 
-use crate::choose::Chooser;
-use crate::snapshot::{MODEL_TYPES, Snapshot, opens_thought, recognise};
-use crate::stream::{Detokenizer, Splitter};
+use crate::answer::{Answer, Next};
+use crate::snapshot::{MODEL_TYPES, Snapshot, recognise};
 use candle_core::DType;
 use core_llm::{
-    Error, FinishReason, LoadSpec, Message, Precision, Quant, Result, StreamEvent, TextCapabilities, TextLlm,
-    TextLlmDescriptor, TextLlmEntry, TextLlmOutput, TextLlmRequest, Thinking, ThinkingSupport, Usage,
+    CancelFlag, Error, LoadSpec, Precision, Quant, Result, StreamEvent, TextCapabilities, TextLlm, TextLlmDescriptor,
+    TextLlmEntry, TextLlmOutput, TextLlmRequest, ThinkingSupport,
 };
 use layers::decoder::{Decoder, KvCache};
-use layers::text::TemplateOptions;
-use serde_json::{Value, json};
 
 /// Tokens of a prompt that are computed at once, so that a long one needs no more memory than this many.
 const PROMPT_CHUNK: usize = 512;
@@ -56,76 +53,11 @@ impl Llama {
         Ok(Self { descriptor, decoder: snapshot.decoder()?, snapshot })
     }
 
-    /// The prompt as text.
-    fn render(&self, request: &TextLlmRequest) -> Result<String> {
-        let messages: Vec<Value> = request.messages.iter().map(message_json).collect();
-        let options = TemplateOptions {
-            add_generation_prompt: true,
-            enable_thinking: match request.thinking {
-                Thinking::Auto => None,
-                Thinking::Enabled => Some(true),
-                Thinking::Disabled => Some(false),
-            },
-            tools: None,
-        };
-        self.snapshot.template.render(&messages, options)
+    /// The logits after `tokens`.
+    fn logits(&self, tokens: &[u32], cache: &mut KvCache, cancel: &CancelFlag) -> Result<Vec<f32>> {
+        let logits = self.decoder.forward(tokens, cache, 1, cancel)?.flatten_all().and_then(|l| l.to_vec1::<f32>());
+        logits.map_err(|e| Error::Backend(e.to_string()))
     }
-
-    /// The prompt's tokens, which leave room for the answer.
-    fn tokens(&self, prompt: &str, max_new_tokens: usize) -> Result<Vec<u32>> {
-        let tokens = self.snapshot.tokenizer.encode(prompt)?;
-        let (count, context) = (tokens.len(), self.decoder.config().max_positions);
-        if count == 0 {
-            return Err(Error::Unsupported("the model's chat template makes an empty prompt of these messages".into()));
-        }
-        match context.saturating_sub(count) {
-            0 => {
-                let message = format!("have {count} tokens and the model's context is {context}; shorten them");
-                Err(Error::invalid("messages", message))
-            }
-            room if room < max_new_tokens => {
-                let message = format!("after {count} tokens of messages the context of {context} has room for {room}");
-                Err(Error::invalid("max_new_tokens", message))
-            }
-            _ => Ok(tokens),
-        }
-    }
-
-    /// Feeds the prompt and gives token after token to `on_token` until that says stop or the model ends. Gives the number
-    /// of tokens made and whether the length was not what ended them.
-    fn run(
-        &self,
-        prompt: &[u32],
-        request: &TextLlmRequest,
-        on_token: &mut dyn FnMut(u32) -> Result<bool>,
-    ) -> Result<(usize, bool)> {
-        let mut cache = KvCache::new();
-        let last_chunk = (prompt.len() - 1) / PROMPT_CHUNK * PROMPT_CHUNK;
-        for chunk in prompt[..last_chunk].chunks(PROMPT_CHUNK) {
-            self.decoder.forward(chunk, &mut cache, 0, &request.cancel)?;
-        }
-        let mut chooser = Chooser::new(&request.sampling, request.seed);
-        chooser.see(prompt);
-        let mut next = prompt[last_chunk..].to_vec();
-        for made in 1..=request.max_new_tokens {
-            let logits = self.decoder.forward(&next, &mut cache, 1, &request.cancel)?;
-            let logits = logits.flatten_all().and_then(|l| l.to_vec1::<f32>());
-            let token = chooser.choose(logits.map_err(|e| Error::Backend(e.to_string()))?)?;
-            if self.snapshot.ends.contains(&token) || on_token(token)? {
-                return Ok((made, true));
-            }
-            next = vec![token];
-        }
-        Ok((request.max_new_tokens, false))
-    }
-}
-
-fn message_json(message: &Message) -> Value {
-    let mut json = json!({ "role": message.role, "content": message.text() });
-    if let Some(thinking) = &message.thinking {
-        json["reasoning_content"] = json!(thinking);
-    }
-    json
 }
 
 impl TextLlm for Llama {
@@ -139,25 +71,17 @@ impl TextLlm for Llama {
 
     fn generate(&self, request: &TextLlmRequest, on_event: &mut dyn FnMut(StreamEvent)) -> Result<TextLlmOutput> {
         self.validate(request)?;
-        let text = self.render(request)?;
-        let prompt = self.tokens(&text, request.max_new_tokens)?;
-        let mut splitter = Splitter::new(request.stop.clone(), opens_thought(&text));
-        let mut detokenizer = Detokenizer::new(&self.snapshot.tokenizer);
-        let mut stopped = false;
-        let (made, ended) = self.run(&prompt, request, &mut |token| {
-            stopped = splitter.push(&detokenizer.push(token)?, on_event);
-            Ok(stopped)
-        })?;
-        if !stopped {
-            stopped = splitter.push(&detokenizer.finish()?, on_event);
+        let prompt = self.snapshot.words.prompt(request, self.decoder.config().max_positions)?;
+        let mut answer = Answer::new(self.snapshot.words.clone(), request, &prompt)?;
+        let mut cache = KvCache::new();
+        let (before, last) = prompt.tokens.split_at((prompt.tokens.len() - 1) / PROMPT_CHUNK * PROMPT_CHUNK);
+        for chunk in before.chunks(PROMPT_CHUNK) {
+            self.decoder.forward(chunk, &mut cache, 0, &request.cancel)?;
         }
-        if !stopped {
-            splitter.finish(on_event);
+        let mut logits = self.logits(last, &mut cache, &request.cancel)?;
+        while let Next::Token(token) = answer.take(logits, on_event)? {
+            logits = self.logits(&[token], &mut cache, &request.cancel)?;
         }
-        let finish_reason = if ended || stopped { FinishReason::Stop } else { FinishReason::Length };
-        let usage = Usage { prompt_tokens: prompt.len(), completion_tokens: made };
-        on_event(StreamEvent::Done { finish_reason, usage });
-        let thinking = Some(splitter.thinking).filter(|t| !t.is_empty());
-        Ok(TextLlmOutput { text: splitter.content, thinking, tool_calls: Vec::new(), finish_reason, usage })
+        answer.finish(on_event)
     }
 }

@@ -1,10 +1,11 @@
 //! A snapshot on disk, checked from headers and configs before any weights are read.
 
+use crate::words::Words;
 use candle_core::{DType, Device};
-use core_llm::{CancelFlag, Error, Quant, Result, TextCapabilities, ThinkingSupport, WeightsSource};
+use core_llm::{CancelFlag, Error, Quant, Result, TextCapabilities, WeightsSource};
 use layers::decoder::{Decoder, DecoderConfig, Part};
-use layers::text::{ChatTemplate, TemplateOptions, Tokenizer};
-use serde_json::{Value, json};
+use layers::text::{ChatTemplate, Tokenizer};
+use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,10 +19,7 @@ const COMPUTED: &str = "rotary_emb.inv_freq";
 
 /// Everything of a language model but its weights, which are known to be complete.
 pub(crate) struct Snapshot {
-    pub(crate) tokenizer: Tokenizer,
-    pub(crate) template: ChatTemplate,
-    /// Tokens that end an answer.
-    pub(crate) ends: Vec<u32>,
+    pub(crate) words: Arc<Words>,
     config: DecoderConfig,
     weights: Weights,
 }
@@ -52,11 +50,11 @@ impl Snapshot {
             let message = "is no part of a decoder of the Llama shape; this is another kind of model";
             return Err(Error::tensor(file, unknown, message));
         }
-        let words = tokenizer_place(source);
-        let tokenizer = Tokenizer::load(&words, None)?;
-        let template = ChatTemplate::load(&words, None)?;
-        let ends = end_tokens(source, &words, &config, &tokenizer)?;
-        Ok(Self { tokenizer, template, ends, config, weights })
+        let place = tokenizer_place(source);
+        let tokenizer = Tokenizer::load(&place, None)?;
+        let template = ChatTemplate::load(&place, None)?;
+        let ends = end_tokens(source, &place, &config, &tokenizer)?;
+        Ok(Self { words: Arc::new(Words { tokenizer, template, ends }), config, weights })
     }
 
     /// Reads the weights.
@@ -69,22 +67,9 @@ impl Snapshot {
 
     /// `of_provider`, narrowed to this model.
     pub(crate) fn capabilities(&self, of_provider: &TextCapabilities) -> TextCapabilities {
-        let options = TemplateOptions { add_generation_prompt: true, ..TemplateOptions::default() };
-        let prompt = self.template.render(&[json!({"role": "user", "content": "?"})], options);
-        let thinking = if self.template.mentions("enable_thinking") {
-            ThinkingSupport::Optional
-        } else if prompt.is_ok_and(|prompt| opens_thought(&prompt)) {
-            ThinkingSupport::Always
-        } else {
-            ThinkingSupport::None
-        };
-        TextCapabilities { thinking, context: Some(self.config.max_positions), ..of_provider.clone() }
+        let (thinking, context) = (self.words.thinking(), Some(self.config.max_positions));
+        TextCapabilities { thinking, context, ..of_provider.clone() }
     }
-}
-
-/// Whether a prompt ends within a thought that the model is to continue.
-pub(crate) fn opens_thought(prompt: &str) -> bool {
-    prompt.trim_end().ends_with("<think>")
 }
 
 /// The checkpoint and config of a language model of the Llama shape.
@@ -150,7 +135,7 @@ pub(crate) fn tokenizer_place(source: &WeightsSource) -> WeightsSource {
 /// one of them.
 fn end_tokens(
     source: &WeightsSource,
-    words: &WeightsSource,
+    place: &WeightsSource,
     config: &DecoderConfig,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<u32>> {
@@ -161,7 +146,7 @@ fn end_tokens(
         Some(id) => ends.extend(id.as_u64().map(|id| id as u32)),
         None => {}
     }
-    let settings = load_config(words, "tokenizer_config.json")?;
+    let settings = load_config(place, "tokenizer_config.json")?;
     let token = settings.as_ref().and_then(|settings| settings.get("eos_token"));
     let token = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
     ends.extend(token.and_then(|token| tokenizer.token_id(token)));

@@ -1,7 +1,8 @@
 //! From tokens to text that can be shown: whole characters, thinking apart, and nothing of a stop text.
 
+use crate::words::Words;
 use core_llm::{Channel, Result, StreamEvent};
-use layers::text::Tokenizer;
+use std::sync::Arc;
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
@@ -10,8 +11,8 @@ const CLOSE: &str = "</think>";
 const LONGEST_CHARACTER: usize = 8;
 
 /// Turns tokens into text as soon as the text can't change any more.
-pub(crate) struct Detokenizer<'a> {
-    tokenizer: &'a Tokenizer,
+pub(crate) struct Detokenizer {
+    words: Arc<Words>,
     tokens: Vec<u32>,
     /// Tokens before this are needed only as context of the next.
     context: usize,
@@ -19,9 +20,9 @@ pub(crate) struct Detokenizer<'a> {
     given: usize,
 }
 
-impl<'a> Detokenizer<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, tokens: Vec::new(), context: 0, given: 0 }
+impl Detokenizer {
+    pub(crate) fn new(words: Arc<Words>) -> Self {
+        Self { words, tokens: Vec::new(), context: 0, given: 0 }
     }
 
     /// Adds a token and gives the text that is now certain, perhaps none.
@@ -45,8 +46,8 @@ impl<'a> Detokenizer<'a> {
     }
 
     fn pending(&self) -> Result<String> {
-        let before = self.tokenizer.decode(&self.tokens[self.context..self.given], true)?;
-        let all = self.tokenizer.decode(&self.tokens[self.context..], true)?;
+        let before = self.words.tokenizer.decode(&self.tokens[self.context..self.given], true)?;
+        let all = self.words.tokenizer.decode(&self.tokens[self.context..], true)?;
         Ok(all.strip_prefix(before.as_str()).unwrap_or(&all).to_owned())
     }
 }
@@ -176,11 +177,11 @@ mod tests {
 
     #[test]
     fn characters_arrive_whole() {
-        let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../assets/demo/tokenizer");
-        let tokenizer = Tokenizer::load(&core_llm::WeightsSource::Dir(demo), None).unwrap();
+        let words = Words::demo();
+        let tokenizer = &words.tokenizer;
         let text = "naïve 🦀🦀 crabs, 日本語 and e\u{fffd}x";
         let tokens = tokenizer.encode(text).unwrap();
-        let mut detokenizer = Detokenizer::new(&tokenizer);
+        let mut detokenizer = Detokenizer::new(words.clone());
         let pieces: Vec<String> = tokens.iter().map(|token| detokenizer.push(*token).unwrap()).collect();
         assert_eq!(pieces.concat() + &detokenizer.finish().unwrap(), text);
         assert!(
@@ -190,9 +191,9 @@ mod tests {
 
         // What is cut off within a character ends before it, and what is no text at all still goes on.
         let crab = tokenizer.encode("🦀").unwrap();
-        let mut detokenizer = Detokenizer::new(&tokenizer);
+        let mut detokenizer = Detokenizer::new(words.clone());
         assert_eq!(detokenizer.push(crab[0]).unwrap() + &detokenizer.finish().unwrap(), "");
-        let mut detokenizer = Detokenizer::new(&tokenizer);
+        let mut detokenizer = Detokenizer::new(words.clone());
         let pieces: Vec<String> = (0..100).map(|_| detokenizer.push(crab[0]).unwrap()).collect();
         assert!(!pieces.concat().is_empty());
         assert!(detokenizer.tokens.len() - detokenizer.context <= 2 * LONGEST_CHARACTER);
