@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{demo_graph, inline};
+use common::{demo_graph, inline, peak_to_noise, pixels};
 use serde_json::json;
 use std::path::Path;
 use std::process::Output;
@@ -13,14 +13,6 @@ fn ran(command: &mut std::process::Command) -> (Output, String) {
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     (output, error)
-}
-
-fn pixels(path: &Path) -> (u32, u32, Vec<u8>) {
-    let decoder = png::Decoder::new(std::io::BufReader::new(std::fs::File::open(path).unwrap()));
-    let mut reader = decoder.read_info().unwrap();
-    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
-    let info = reader.next_frame(&mut bytes).unwrap();
-    (info.width, info.height, bytes)
 }
 
 #[test]
@@ -33,8 +25,7 @@ fn render_with_nothing_configured_draws_the_golden_apple() {
     let (width, height, got) = pixels(&dir.path().join("apple.png"));
     assert_eq!((width, height), (128, 128));
     let (.., golden) = pixels(&conformance::recipe::fixtures().join("demo-golden/golden_0.png"));
-    let squares: f64 = got.iter().zip(&golden).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum();
-    let psnr = 10.0 * (255.0 * 255.0 / (squares / golden.len() as f64)).log10();
+    let psnr = peak_to_noise(&got, &golden);
     // The number format is the machine's best, so this is the bound for bf16.
     assert!(psnr > 30.0, "{psnr} dB");
 }

@@ -141,3 +141,19 @@ impl Drop for Server {
         let _ = self.child.wait();
     }
 }
+
+/// Width, height and bytes of a PNG file.
+pub fn pixels(path: &Path) -> (u32, u32, Vec<u8>) {
+    let decoder = png::Decoder::new(std::io::BufReader::new(std::fs::File::open(path).unwrap()));
+    let mut reader = decoder.read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    (info.width, info.height, bytes)
+}
+
+/// How alike two pictures are, in dB; infinite if equal.
+pub fn peak_to_noise(a: &[u8], b: &[u8]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let squares: f64 = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum();
+    10.0 * (255.0 * 255.0 / (squares / a.len() as f64)).log10()
+}
