@@ -152,7 +152,7 @@ fn cancelled_work_stops() {
 fn text_becomes_the_reference_tokens() {
     let source = WeightsSource::Dir(demo());
     let tokenizer = Tokenizer::load(&source, Some("tokenizer")).unwrap();
-    let template = ChatTemplate::load(&source, Some("tokenizer")).unwrap();
+    let template = ChatTemplate::load(&source, Some("tokenizer")).unwrap().unwrap();
     let table = std::fs::read(recipe::fixtures().join("tokens.json")).unwrap();
     let table: Vec<serde_json::Value> = serde_json::from_slice(&table).unwrap();
     assert!(table.len() > 20);

@@ -139,7 +139,8 @@ mod tests {
     fn what_is_not_supported_is_refused_by_name() {
         let picture = ContentPart::Image(Image::new(1, 1, vec![0; 3]).unwrap().into());
         assert_eq!(refused_field(|r| r.messages[0].content.push(picture)), "messages");
-        assert_eq!(refused_field(|r| r.tools.push(serde_json::json!({}))), "tools");
+        let tool = serde_json::json!({"type": "function", "function": {"name": "f"}});
+        assert_eq!(refused_field(|r| r.tools.push(tool)), "tools");
         assert_eq!(
             refused_field(|r| r
                 .messages
@@ -163,6 +164,10 @@ mod tests {
         assert_eq!(refused_field(|r| r.sampling.top_p = 0.0), "top_p");
         assert_eq!(refused_field(|r| r.sampling.min_p = 2.0), "min_p");
         assert_eq!(refused_field(|r| r.sampling.repetition_penalty = 0.0), "repetition_penalty");
+        assert_eq!(refused_field(|r| r.sampling.presence_penalty = 3.0), "presence_penalty");
+        assert_eq!(refused_field(|r| r.sampling.frequency_penalty = f32::INFINITY), "frequency_penalty");
+        assert_eq!(refused_field(|r| r.logprobs = Some(21)), "logprobs");
+        assert_eq!(refused_field(|r| r.prompt = Some("both".into())), "prompt");
         assert_eq!(refused_field(|r| r.stop.push(String::new())), "stop");
     }
 

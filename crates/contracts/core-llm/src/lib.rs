@@ -9,6 +9,7 @@ mod preparer;
 mod registry;
 mod request;
 mod stream;
+mod tools;
 
 pub use descriptor::{TextCapabilities, TextLlmDescriptor, ThinkingSupport};
 pub use load::LoadSpec;
@@ -17,6 +18,6 @@ pub use preparer::{
     PrepareSpec, PreparerEntry, SnapshotPreparer, SnapshotPreparerRegistry, SnapshotPreparerRegistryBuilder,
 };
 pub use registry::{TextLlm, TextLlmEntry, TextLlmRegistry, TextLlmRegistryBuilder};
-pub use request::{Constraint, SamplingParams, TextLlmRequest, Thinking};
+pub use request::{Constraint, MAX_TOP_LOGPROBS, SamplingParams, TextLlmRequest, Thinking, ToolChoice};
 pub use runtime_base::{CancelFlag, DescriptorProblem, Error, Image, Precision, Quant, Result, WeightsSource};
-pub use stream::{Channel, FinishReason, StreamEvent, TextLlmOutput, Usage};
+pub use stream::{Channel, FinishReason, StreamEvent, TextLlmOutput, TokenChoice, TokenLogprob, Usage};

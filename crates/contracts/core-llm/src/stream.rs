@@ -19,7 +19,8 @@ pub enum Channel {
 pub enum FinishReason {
     /// The model ended it, or a stop text came.
     Stop,
-    /// It reached the longest length asked for.
+    /// It reached the longest length asked for. A text that was to match a constraint is cut off within it then: it is
+    /// the beginning of one that matches.
     Length,
     /// The model wants tools called.
     ToolCalls,
@@ -34,6 +35,26 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
+/// A token that was chosen, and how likely the model found it: before temperature, penalties and filters.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: TokenChoice,
+    /// The likeliest tokens, likeliest first; as many as were asked for.
+    pub top: Vec<TokenChoice>,
+}
+
+/// A token with the logarithm of its probability.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenChoice {
+    /// Its id.
+    pub id: u32,
+    /// Its text alone. A part of a character is the replacement character.
+    pub text: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
 /// A piece of a running answer. Text arrives as whole characters, and nothing of a stop
 /// text ever does on the channel of the answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +65,11 @@ pub enum StreamEvent {
         text: String,
         /// Where it belongs.
         channel: Channel,
+        /// The tokens that the text came with, if they were asked for: the text of a token may come with a later one's.
+        logprobs: Vec<TokenLogprob>,
     },
+    /// A call that the model wants made, whole.
+    ToolCall(ToolCall),
     /// The end.
     Done {
         /// Why it ended.
@@ -63,6 +88,8 @@ pub struct TextLlmOutput {
     pub thinking: Option<String>,
     /// Calls that the model wants made.
     pub tool_calls: Vec<ToolCall>,
+    /// The tokens of the answer and of the thought, if they were asked for.
+    pub logprobs: Vec<TokenLogprob>,
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// What it took.

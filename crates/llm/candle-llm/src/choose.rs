@@ -2,7 +2,7 @@
 
 use core_llm::{Error, Result, SamplingParams};
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Chooses tokens, deterministically by seed.
 pub(crate) struct Chooser {
@@ -10,6 +10,8 @@ pub(crate) struct Chooser {
     state: u64,
     /// Tokens so far, which the repetition penalty turns away from.
     seen: BTreeSet<u32>,
+    /// How often the answer has each of its tokens.
+    said: BTreeMap<u32, f32>,
     made: usize,
 }
 
@@ -18,7 +20,7 @@ type Candidate = (u32, f64);
 
 impl Chooser {
     pub(crate) fn new(params: &SamplingParams, seed: u64) -> Self {
-        Self { params: params.clone(), state: seed, seen: BTreeSet::new(), made: 0 }
+        Self { params: params.clone(), state: seed, seen: BTreeSet::new(), said: BTreeMap::new(), made: 0 }
     }
 
     /// Notes tokens of the prompt.
@@ -53,8 +55,17 @@ impl Chooser {
                 }
             }
         }
+        let (presence, frequency) = (self.params.presence_penalty, self.params.frequency_penalty);
+        if presence != 0.0 || frequency != 0.0 {
+            for (token, count) in &self.said {
+                if let Some(logit) = logits.get_mut(*token as usize) {
+                    *logit -= presence + frequency * count;
+                }
+            }
+        }
         let token = if self.params.temperature == 0.0 { argmax(&logits) } else { self.draw(&logits) };
         self.seen.insert(token);
+        *self.said.entry(token).or_default() += 1.0;
         Ok(token)
     }
 
@@ -115,6 +126,21 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
         }
         sorted = next;
     }
+}
+
+/// Logarithms of the probabilities of `token` and of the `top` likeliest tokens, likeliest first.
+pub(crate) fn logprobs(logits: &[f32], token: u32, top: usize) -> (f32, Vec<(u32, f32)>) {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = logits.iter().map(|l| f64::from(l - highest).exp()).sum();
+    let log_total = total.ln() as f32 + highest;
+    let mut all: Vec<Candidate> = logits.iter().enumerate().map(|(i, l)| (i as u32, f64::from(*l))).collect();
+    if top < all.len() {
+        all.select_nth_unstable_by(top, likelier);
+        all.truncate(top);
+    }
+    all.sort_unstable_by(likelier);
+    let chosen = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    (chosen - log_total, all.into_iter().map(|(id, logit)| (id, logit as f32 - log_total)).collect())
 }
 
 fn argmax(logits: &[f32]) -> u32 {
@@ -193,6 +219,27 @@ mod tests {
         chooser.see(&[1, 1]);
         assert_eq!(chooser.choose(vec![1.0, 3.0, 2.0]).unwrap(), 2);
         assert_eq!(chooser.choose(vec![1.6, 3.0, 3.1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn presence_and_frequency_count_what_was_said() {
+        let said = |params: SamplingParams| {
+            let mut chooser = Chooser::new(&params, 0);
+            chooser.see(&[0, 1, 2]);
+            (0..4).map(|_| chooser.choose(vec![0.0, 3.0, 2.5]).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(said(SamplingParams { presence_penalty: 1.0, ..SamplingParams::greedy() }), [1, 2, 1, 1]);
+        assert_eq!(said(SamplingParams { frequency_penalty: 1.0, ..SamplingParams::greedy() }), [1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn probabilities_add_up_to_one() {
+        let logits = [1.0f32, 3.0, 2.0, f32::NEG_INFINITY];
+        let (chosen, top) = logprobs(&logits, 2, 4);
+        assert_eq!(top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 0, 3]);
+        assert_eq!(top[1].1, chosen);
+        assert!((top.iter().map(|(_, l)| l.exp()).sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!(logprobs(&logits, 2, 0).1.is_empty());
     }
 
     #[test]

@@ -5,10 +5,13 @@
 
 mod answer;
 mod choose;
+mod constraint;
 mod llama;
 mod prepare;
+mod schema;
 mod snapshot;
 mod stream;
+mod tools;
 mod words;
 
 use core_llm::{

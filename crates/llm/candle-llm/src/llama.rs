@@ -20,6 +20,8 @@ pub(crate) fn entry() -> TextLlmEntry {
         model_types: MODEL_TYPES.iter().map(|t| (*t).to_owned()).collect(),
         capabilities: TextCapabilities {
             thinking: ThinkingSupport::Optional,
+            tools: true,
+            constraints: true,
             quants: vec![Quant::Q8],
             ..TextCapabilities::default()
         },

@@ -54,7 +54,7 @@ impl Snapshot {
         let tokenizer = Tokenizer::load(&place, None)?;
         let template = ChatTemplate::load(&place, None)?;
         let ends = end_tokens(source, &place, &config, &tokenizer)?;
-        Ok(Self { words: Arc::new(Words { tokenizer, template, ends }), config, weights })
+        Ok(Self { words: Arc::new(Words::new(tokenizer, template, ends)), config, weights })
     }
 
     /// Reads the weights.

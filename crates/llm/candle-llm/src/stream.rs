@@ -1,7 +1,8 @@
-//! From tokens to text that can be shown: whole characters, thinking apart, and nothing of a stop text.
+//! From tokens to text that can be shown: whole characters, thoughts and calls apart, and nothing of a stop text.
 
+use crate::tools::{CLOSE as CLOSE_CALL, Tools};
 use crate::words::Words;
-use core_llm::{Channel, Result, StreamEvent};
+use core_llm::{Channel, Result, StreamEvent, TokenLogprob, ToolCall};
 use std::sync::Arc;
 
 const OPEN: &str = "<think>";
@@ -52,10 +53,14 @@ impl Detokenizer {
     }
 }
 
-/// Splits text into channels and watches for stop texts.
+/// Splits text into channels and calls, and watches for stop texts.
 pub(crate) struct Splitter {
     stops: Vec<String>,
+    /// The tools that may be called.
+    tools: Option<Tools>,
     channel: Channel,
+    /// Whether the held text is the inside of a call.
+    in_call: bool,
     /// Text that may still turn out to be the beginning of a tag or stop text.
     held: String,
     /// Whether a thinking tag may still open: only before any other text.
@@ -64,21 +69,45 @@ pub(crate) struct Splitter {
     after_tag: bool,
     pub(crate) content: String,
     pub(crate) thinking: String,
+    pub(crate) calls: Vec<ToolCall>,
+    /// Tokens whose text is held, and those of what was given out.
+    pending: Vec<TokenLogprob>,
+    pub(crate) logprobs: Vec<TokenLogprob>,
 }
 
 impl Splitter {
     /// `thinking` if the prompt already ends inside a thought.
-    pub(crate) fn new(stops: Vec<String>, thinking: bool) -> Self {
+    pub(crate) fn new(stops: Vec<String>, thinking: bool, tools: Option<Tools>) -> Self {
         let channel = if thinking { Channel::Thinking } else { Channel::Content };
         Self {
             stops,
+            tools,
             channel,
+            in_call: false,
             held: String::new(),
             may_open: !thinking,
             after_tag: thinking,
             content: String::new(),
             thinking: String::new(),
+            calls: Vec::new(),
+            pending: Vec::new(),
+            logprobs: Vec::new(),
         }
+    }
+
+    /// Where the text goes that comes next.
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel
+    }
+
+    /// Forgets text that is held right behind a thought.
+    pub(crate) fn forget_held(&mut self) {
+        self.held.clear();
+    }
+
+    /// Notes a token before its text is pushed.
+    pub(crate) fn note(&mut self, logprob: TokenLogprob) {
+        self.pending.push(logprob);
     }
 
     /// Adds text; true when a stop text was reached, after which nothing more may be added.
@@ -89,11 +118,28 @@ impl Splitter {
                 self.held = self.held.trim_start_matches('\n').to_owned();
                 self.after_tag = self.held.is_empty();
             }
+            if self.in_call {
+                let Some(end) = self.held.find(CLOSE_CALL) else { return false };
+                let rest = self.held.split_off(end + CLOSE_CALL.len());
+                self.held.truncate(end);
+                let call = std::mem::replace(&mut self.held, rest);
+                self.end_call(&call, true, on_event);
+                continue;
+            }
+            if self.is_bare_call() {
+                return false;
+            }
             match self.next_mark() {
                 Some((at, Mark::Stop)) => {
                     self.held.truncate(at);
                     self.release(at, on_event);
                     return true;
+                }
+                Some((at, Mark::Call(length))) => {
+                    self.release(at, on_event);
+                    self.held.drain(..length);
+                    self.may_open = false;
+                    self.in_call = true;
                 }
                 Some((at, Mark::Tag(tag))) => {
                     self.release(at, on_event);
@@ -111,9 +157,50 @@ impl Splitter {
         }
     }
 
-    /// Gives out what was held back.
-    pub(crate) fn finish(&mut self, on_event: &mut dyn FnMut(StreamEvent)) {
+    /// Gives out what was held back; true when a stop text was in it.
+    pub(crate) fn finish(&mut self, on_event: &mut dyn FnMut(StreamEvent)) -> bool {
+        if self.in_call || self.is_bare_call() {
+            // Models leave the last call unclosed when that is all they have to say.
+            let call = std::mem::take(&mut self.held);
+            self.end_call(&call, false, on_event);
+            if self.push("", on_event) {
+                return true;
+            }
+        }
         self.release(self.held.len(), on_event);
+        false
+    }
+
+    /// Whether the held text is an answer that may be a call all by itself.
+    fn is_bare_call(&self) -> bool {
+        let bare = self.tools.as_ref().is_some_and(|tools| tools.style.opening().is_none());
+        let begins = self.channel == Channel::Content && self.content.trim().is_empty();
+        bare && begins && self.calls.is_empty() && self.held.trim_start().starts_with(['{', '['])
+    }
+
+    /// Reads what stood in a call. What is none stays text, and so does all that follows: this model isn't calling.
+    fn end_call(&mut self, text: &str, closed: bool, on_event: &mut dyn FnMut(StreamEvent)) {
+        let in_tags = std::mem::take(&mut self.in_call);
+        match self.tools.as_ref().and_then(|tools| tools.read(text, self.calls.len())) {
+            Some(calls) => {
+                self.pending.clear();
+                self.after_tag = true;
+                for call in calls {
+                    self.calls.push(call.clone());
+                    on_event(StreamEvent::ToolCall(call));
+                }
+            }
+            None => {
+                let opening = self.tools.take().and_then(|tools| tools.style.opening()).filter(|_| in_tags);
+                let closing = if closed { CLOSE_CALL } else { "" };
+                self.held = format!("{}{text}{closing}{}", opening.unwrap_or_default(), self.held);
+            }
+        }
+    }
+
+    /// What opens a call, where one may open.
+    fn opening(&self) -> Option<&'static str> {
+        self.tools.as_ref().filter(|_| self.channel == Channel::Content)?.style.opening()
     }
 
     fn tag(&self) -> Option<&'static str> {
@@ -131,16 +218,15 @@ impl Splitter {
         });
         let stops = self.stops.iter().filter(|_| self.channel == Channel::Content);
         let stop = stops.filter_map(|stop| self.held.find(stop.as_str())).min().map(|at| (at, Mark::Stop));
-        match (tag, stop) {
-            (Some(tag), Some(stop)) => Some(if tag.0 <= stop.0 { tag } else { stop }),
-            (tag, stop) => tag.or(stop),
-        }
+        let call = self.opening().and_then(|opening| Some((self.held.find(opening)?, Mark::Call(opening.len()))));
+        // Of marks at the same place the first of these counts.
+        [tag, call, stop].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     /// Bytes at the end of the held text that may be the beginning of a mark.
     fn uncertain(&self) -> usize {
         let stops = self.stops.iter().map(String::as_str).filter(|_| self.channel == Channel::Content);
-        let marks = stops.chain(self.tag());
+        let marks = stops.chain(self.tag()).chain(self.opening());
         marks.map(|mark| overlap(&self.held, mark)).max().unwrap_or(0)
     }
 
@@ -156,12 +242,15 @@ impl Splitter {
             Channel::Content => self.content.push_str(&text),
             Channel::Thinking => self.thinking.push_str(&text),
         }
-        on_event(StreamEvent::Token { text, channel: self.channel });
+        let logprobs = std::mem::take(&mut self.pending);
+        self.logprobs.extend_from_slice(&logprobs);
+        on_event(StreamEvent::Token { text, channel: self.channel, logprobs });
     }
 }
 
 enum Mark {
     Tag(&'static str),
+    Call(usize),
     Stop,
 }
 
@@ -201,10 +290,10 @@ mod tests {
 
     /// Feeds `text` in pieces of `size` characters; gives content, thinking, whether it stopped, and the streamed content.
     fn split(text: &str, stops: &[&str], size: usize) -> (String, String, bool, String) {
-        let mut splitter = Splitter::new(stops.iter().map(|s| s.to_string()).collect(), false);
+        let mut splitter = Splitter::new(stops.iter().map(|s| s.to_string()).collect(), false, None);
         let mut streamed = String::new();
         let mut on_event = |event| {
-            if let StreamEvent::Token { text, channel: Channel::Content } = event {
+            if let StreamEvent::Token { text, channel: Channel::Content, .. } = event {
                 streamed.push_str(&text);
             }
         };
@@ -245,6 +334,51 @@ mod tests {
                 ("yes", "hm END\n", "yes"),
                 "pieces of {size}"
             );
+        }
+    }
+
+    /// Content, calls and whether it stopped.
+    fn call(style: crate::tools::ToolStyle, text: &str, stops: &[&str], size: usize) -> (String, Vec<String>, bool) {
+        let tool = serde_json::json!({"type": "function", "function": {"name": "f"}});
+        let request = core_llm::TextLlmRequest { tools: vec![tool], ..core_llm::TextLlmRequest::new(vec![], 1) };
+        let tools = Tools::of(&request, style, &[1]);
+        let mut splitter = Splitter::new(stops.iter().map(|s| s.to_string()).collect(), false, tools);
+        let (mut streamed, mut called) = (String::new(), 0);
+        let mut on_event = |event| match event {
+            StreamEvent::Token { text, .. } => streamed.push_str(&text),
+            StreamEvent::ToolCall(_) => called += 1,
+            StreamEvent::Done { .. } => {}
+        };
+        let characters: Vec<char> = text.chars().collect();
+        let pieces = characters.chunks(size).map(|piece| piece.iter().collect::<String>());
+        let mut stopped = pieces.into_iter().any(|piece| splitter.push(&piece, &mut on_event));
+        if !stopped {
+            stopped = splitter.finish(&mut on_event);
+        }
+        assert_eq!((&streamed, called), (&splitter.content, splitter.calls.len()));
+        (splitter.content, splitter.calls.iter().map(|c| c.arguments.to_string()).collect(), stopped)
+    }
+
+    #[test]
+    fn calls_are_read_however_they_are_cut() {
+        use crate::tools::ToolStyle::{Bare, Tagged, Xml};
+        let tagged = "Well. <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>{\"name\": \"f\"}";
+        let xml = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>";
+        let words = |text: &[&str]| text.iter().map(|t| t.to_string()).collect::<Vec<_>>();
+        for size in [1, 2, 3, 7, 200] {
+            let found = call(Tagged, tagged, &["END"], size);
+            assert_eq!(found, ("Well. ".into(), words(&["{\"a\":1}", "{}"]), false), "pieces of {size}");
+            assert_eq!(call(Xml, xml, &[], size), (String::new(), words(&["{\"a\":1}"]), false));
+            let bare = call(Bare, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", &[], size);
+            assert_eq!(bare, (String::new(), words(&["{\"a\":1}"]), false));
+            // What is no call is text, to the last byte, and stop texts are looked for in it.
+            for no_call in
+                ["<tool_call>{]</tool_call> and so on", "a <tool_call> b", "<tool_call>{\"name\": \"g\"}</tool_call>"]
+            {
+                assert_eq!(call(Tagged, no_call, &[], size), (no_call.to_owned(), vec![], false));
+            }
+            assert_eq!(call(Bare, "{\"a\": 1} and", &[], size), ("{\"a\": 1} and".into(), vec![], false));
+            assert_eq!(call(Tagged, "<tool_call>a END b", &["END"], size), ("<tool_call>a ".into(), vec![], true));
         }
     }
 

@@ -75,6 +75,7 @@ fn the_stream_adds_up_to_the_answer_and_repeats() {
                 assert!(!text.is_empty() && done.is_none());
                 streamed.push_str(&text);
             }
+            StreamEvent::ToolCall(_) => panic!("there are no tools"),
             StreamEvent::Done { usage, .. } => done = Some(usage),
         })
         .unwrap();
@@ -163,7 +164,10 @@ fn requests_that_do_not_fit_are_refused_by_name() {
     };
     assert_eq!(field(request(&"apple ".repeat(4000))), "messages");
     assert_eq!(field(TextLlmRequest { max_new_tokens: context, ..request("a") }), "max_new_tokens");
-    assert_eq!(field(TextLlmRequest { constraint: Some(Constraint::Json), ..request("a") }), "constraint");
+    assert_eq!(
+        field(TextLlmRequest { constraint: Some(Constraint::Json), stop: vec!["a".into()], ..request("a") }),
+        "stop"
+    );
     let cancelled = request("a");
     cancelled.cancel.cancel();
     assert_eq!(model.complete(&cancelled).unwrap_err(), Error::Cancelled);

@@ -72,13 +72,9 @@ fn gguf_is_named_in_a_file_and_in_a_folder() {
 }
 
 #[test]
-fn a_missing_tokenizer_or_template_fails_at_load() {
+fn a_missing_tokenizer_or_a_broken_template_fails_at_load() {
     let dir = tempfile::tempdir().unwrap();
     write("qwen3", dir.path());
-    edit_json(&dir.path().join("tokenizer_config.json"), |c| c["chat_template"] = json!(null));
-    assert!(refusal(dir.path()).contains("chat_template"), "{}", refusal(dir.path()));
-    fs::write(dir.path().join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
-    load(dir.path()).unwrap();
     fs::write(dir.path().join("chat_template.jinja"), "{% if %}").unwrap();
     assert!(refusal(dir.path()).contains("chat template"), "{}", refusal(dir.path()));
     fs::remove_file(dir.path().join("tokenizer.json")).unwrap();

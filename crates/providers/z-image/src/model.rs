@@ -130,8 +130,8 @@ impl ZImageModel {
         let Place { source, folder } = tokenizer;
         let has_template = tokenizer.has("chat_template.jinja") || tokenizer.has("tokenizer_config.json");
         let tokenizer = Tokenizer::load(source, *folder)?;
-        let chat =
-            if has_template { Chat::Template(Box::new(ChatTemplate::load(source, *folder)?)) } else { Chat::Turns };
+        let template = if has_template { ChatTemplate::load(source, *folder)? } else { None };
+        let chat = template.map_or(Chat::Turns, |template| Chat::Template(Box::new(template)));
         let Opened { weights, config, size, fingerprint } = text;
         let decoder = Decoder::new(&weights.clone().with_cancel(cancel), config.clone(), encoder_part(config))?;
         let (tokenizer, chat) = (Arc::new(tokenizer), Arc::new(chat));

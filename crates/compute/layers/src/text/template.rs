@@ -28,9 +28,12 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Reads the template of a source: `chat_template.jinja`, else the one in `tokenizer_config.json`.
     ///
+    /// `None` if there is neither: models that were never taught to chat have no template, and a guessed one would have
+    /// them answer in a format that they don't know.
+    ///
     /// # Errors
-    /// There is none, or it is not valid Jinja.
-    pub fn load(source: &WeightsSource, subfolder: Option<&str>) -> Result<Self> {
+    /// It is not valid Jinja.
+    pub fn load(source: &WeightsSource, subfolder: Option<&str>) -> Result<Option<Self>> {
         let at = |name: &str| source.path().join(subfolder.unwrap_or("")).join(name);
         let config = match super::read(source, subfolder, "tokenizer_config.json")? {
             Some(bytes) => serde_json::from_slice(&bytes)
@@ -41,10 +44,7 @@ impl ChatTemplate {
             Some(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
             None => named_template(&config),
         };
-        let text = text.ok_or_else(|| {
-            Error::weights(at("tokenizer_config.json"), "has no chat_template; use the file that came with the model")
-        })?;
-        Self::new(text, &config)
+        text.map(|text| Self::new(text, &config)).transpose()
     }
 
     /// Makes a template of its text; special tokens come from a `tokenizer_config.json`.

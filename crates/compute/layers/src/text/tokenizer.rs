@@ -41,6 +41,24 @@ impl Tokenizer {
         encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::Backend(format!("tokenizer: {e}")))
     }
 
+    /// Token ids of a text that begins by itself, with the special tokens that the model wants around it.
+    ///
+    /// # Errors
+    /// The tokenizer can't encode the text.
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.0.encode_fast(text, true);
+        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::Backend(format!("tokenizer: {e}")))
+    }
+
+    /// The tokenizer as a `tokenizer.json` describes it.
+    ///
+    /// # Errors
+    /// It can't be written.
+    pub fn to_json(&self) -> std::result::Result<serde_json::Value, String> {
+        let text = self.0.to_string(false).map_err(|e| e.to_string())?;
+        serde_json::from_str(&text).map_err(|e| e.to_string())
+    }
+
     /// The text of token ids, without special tokens if `skip_special`.
     ///
     /// # Errors
