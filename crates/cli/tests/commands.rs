@@ -6,7 +6,6 @@ mod common;
 
 use common::{demo_graph, inline, peak_to_noise, pixels};
 use serde_json::json;
-use std::path::Path;
 use std::process::Output;
 
 fn ran(command: &mut std::process::Command) -> (Output, String) {
