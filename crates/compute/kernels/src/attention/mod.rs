@@ -9,6 +9,7 @@ mod amx;
 mod direct;
 mod flash;
 mod float;
+pub mod paged;
 #[cfg(test)]
 mod tests;
 

@@ -2,18 +2,15 @@
 
 use std::ops::Range;
 
+use super::TILE_K;
 use super::dot_bf16::to_bf16;
 use super::driver::{Engine, Packed, Work, row};
-use super::{PANEL, TILE_K, WeightFormat, quant};
-use crate::isa::Isa;
 use crate::memory::Scratch;
 use crate::tiles::{Pipe, STEPS, TILE};
 use crate::values::Values;
 
 /// `tdpbf16ps` on packed tiles.
-pub(super) struct Tiles {
-    pub(super) format: WeightFormat,
-}
+pub(super) struct Tiles;
 
 impl Engine for Tiles {
     const SPARE: usize = 0;
@@ -21,8 +18,7 @@ impl Engine for Tiles {
     type State = Pipe;
 
     fn chunk(&self, inputs: usize) -> usize {
-        // Blocks are up to 256 long.
-        if self.format == WeightFormat::Bf16 { even(inputs, TILE_K) } else { 256 }
+        even(inputs, TILE_K)
     }
 
     /// Tiles of sixteen rows are always whole; those past the end are zero.
@@ -62,17 +58,12 @@ impl Engine for Tiles {
         Pipe::new(false, rows)
     }
 
-    fn space_bytes(&self, chunk: usize) -> usize {
-        if self.format == WeightFormat::Bf16 { 0 } else { chunk * PANEL * 2 }
+    fn space_bytes(&self, _: usize) -> usize {
+        0
     }
 
-    unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
-        if self.format == WeightFormat::Bf16 {
-            return panel;
-        }
-        // SAFETY: the chunk is whole blocks, and the space holds a whole chunk.
-        unsafe { quant::decode(Isa::AmxBf16, self.format, panel, len, space, quant::Target::Tiles) };
-        space
+    unsafe fn weights(&self, panel: *const u8, _: usize, _: *mut u8) -> *const u8 {
+        panel
     }
 
     unsafe fn multiply(&self, pipe: &mut Pipe, work: Work) {

@@ -5,8 +5,7 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::driver::{BF16, Engine, Packed, Place, Work, row};
-use super::{PANEL, TILE_K, WeightFormat, quant};
-use crate::isa::Isa;
+use super::{PANEL, TILE_K};
 use crate::memory::Scratch;
 use crate::values::Values;
 
@@ -14,9 +13,7 @@ use crate::values::Values;
 const CHUNK: usize = 256;
 
 /// `vdpbf16ps` on packed tiles.
-pub(super) struct DotBf16 {
-    pub(super) format: WeightFormat,
-}
+pub(super) struct DotBf16;
 
 impl Engine for DotBf16 {
     const SPARE: usize = 0;
@@ -53,16 +50,11 @@ impl Engine for DotBf16 {
     fn enter(&self, _: usize) {}
 
     fn space_bytes(&self, _: usize) -> usize {
-        if self.format == WeightFormat::Bf16 { 0 } else { CHUNK * PANEL * BF16 }
+        0
     }
 
-    unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
-        if self.format == WeightFormat::Bf16 {
-            return panel;
-        }
-        // SAFETY: the chunk is whole blocks, and the space holds a whole chunk.
-        unsafe { quant::decode(Isa::Avx512Bf16, self.format, panel, len, space, quant::Target::Tiles) };
-        space
+    unsafe fn weights(&self, panel: *const u8, _: usize, _: *mut u8) -> *const u8 {
+        panel
     }
 
     unsafe fn multiply(&self, (): &mut (), work: Work) {

@@ -107,13 +107,16 @@ pub(super) fn multiply(ctx: &Ctx, layer: &PackedLinear, x: Values<'_>, rows: usi
     if format == WeightFormat::Int8 {
         return multiply_int8(ctx, layer, x, rows, finish);
     }
+    if format.is_blocks() {
+        let avx512 = matches!(isa, Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512);
+        let vnni = avx512 && crate::isa::has_avx512_vnni();
+        return run(ctx, &super::blocks::Blocks { isa, format, vnni }, layer, x, rows, finish);
+    }
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::AmxBf16 if format != WeightFormat::F32 => run(ctx, &super::amx::Tiles { format }, layer, x, rows, finish),
+        Isa::AmxBf16 if format != WeightFormat::F32 => run(ctx, &super::amx::Tiles, layer, x, rows, finish),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 if format != WeightFormat::F32 => {
-            run(ctx, &super::dot_bf16::DotBf16 { format }, layer, x, rows, finish)
-        }
+        Isa::Avx512Bf16 if format != WeightFormat::F32 => run(ctx, &super::dot_bf16::DotBf16, layer, x, rows, finish),
         Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => {
             run(ctx, &float::Float::<{ float::AVX512_ROWS }> { isa, format }, layer, x, rows, finish)
         }
@@ -143,6 +146,8 @@ const TASK_ROWS: usize = 560;
 const TASK_PANELS: usize = 8;
 /// Weights of a task with few rows, enough for the stream to gain speed.
 const TASK_BYTES: usize = 512 << 10;
+/// Weights below which a task isn't worth handing out.
+const SMALL_TASK_BYTES: usize = 64 << 10;
 
 fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, rows: usize, finish: &Finish<'_>) {
     let geometry = layer.geometry;
@@ -170,7 +175,10 @@ fn run<E: Engine>(ctx: &Ctx, engine: &E, layer: &PackedLinear, x: Values<'_>, ro
     let panels = geometry.panels();
     let few = rows <= FEW_ROWS;
     let (task_blocks, task_panels) = if few {
-        (blocks, (TASK_BYTES / geometry.panel_bytes().max(1)).clamp(1, panels.div_ceil(ctx.pool().threads())))
+        // Several tasks a thread even out what else keeps a core busy.
+        let panels_of = |bytes: usize| (bytes / geometry.panel_bytes().max(1)).max(1);
+        let even = panels.div_ceil(ctx.pool().threads() * 4).max(panels_of(SMALL_TASK_BYTES));
+        (blocks, panels_of(TASK_BYTES).min(even).clamp(1, panels.div_ceil(ctx.pool().threads())))
     } else {
         let row_tasks = rows.div_ceil(TASK_ROWS);
         let wanted = (panels * row_tasks).div_ceil(ctx.pool().threads() * 4);

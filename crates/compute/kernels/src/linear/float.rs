@@ -1,9 +1,9 @@
-//! Products in f32, for every instruction set. Other weights are widened or decoded one chunk at a time into L1.
+//! Products in f32, for every instruction set. Other weights are widened one chunk at a time into L1.
 
 use half::bf16;
 
 use super::driver::{Engine, Packed, Place, Work};
-use super::{PANEL, WeightFormat, quant};
+use super::{PANEL, WeightFormat};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::transpose::pack_rows;
@@ -67,14 +67,11 @@ impl<const ROWS: usize> Engine for Float<ROWS> {
     }
 
     unsafe fn weights(&self, panel: *const u8, len: usize, space: *mut u8) -> *const u8 {
-        // SAFETY: the chunk is whole tiles or blocks, and the space holds a whole chunk.
-        unsafe {
-            match self.format {
-                WeightFormat::F32 => return panel,
-                WeightFormat::Bf16 => widen(self.isa, panel.cast(), len, space.cast()),
-                format => quant::decode(self.isa, format, panel, len, space, quant::Target::Rows),
-            }
+        if self.format == WeightFormat::F32 {
+            return panel;
         }
+        // SAFETY: the chunk is whole tiles, and the space holds a whole chunk.
+        unsafe { widen(self.isa, panel.cast(), len, space.cast()) };
         space
     }
 

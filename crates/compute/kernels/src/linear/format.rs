@@ -12,10 +12,17 @@ pub enum WeightFormat {
     /// 8-bit integers with one factor an output, made from floats as they are pushed. Activations are rounded to 8 bits
     /// as well, each row by its own factor, and products are exact integers: the same on every instruction set.
     Int8,
-    /// GGUF: blocks of 32, 8 bits and a factor.
+    /// GGUF: blocks of 32, 8 bits and a factor. With all formats of GGUF activations are rounded to 8 bits in blocks too,
+    /// by the format's own definition, and products within a block are exact integers.
     Q8_0,
     /// GGUF: blocks of 32, 4 bits and a factor.
     Q4_0,
+    /// GGUF: blocks of 32, 4 bits, a factor and a minimum.
+    Q4_1,
+    /// GGUF: blocks of 32, 5 bits and a factor.
+    Q5_0,
+    /// GGUF: blocks of 32, 5 bits, a factor and a minimum.
+    Q5_1,
     /// GGUF: blocks of 256, 4 bits, factors and offsets of 32.
     Q4K,
     /// GGUF: blocks of 256, 5 bits, factors and offsets of 32.
@@ -25,12 +32,15 @@ pub enum WeightFormat {
 }
 
 /// The formats by name: GGUF ones as they are called there, in lower case.
-const NAMES: [(&str, WeightFormat); 8] = [
+const NAMES: [(&str, WeightFormat); 11] = [
     ("f32", WeightFormat::F32),
     ("bf16", WeightFormat::Bf16),
     ("int8", WeightFormat::Int8),
     ("q8_0", WeightFormat::Q8_0),
     ("q4_0", WeightFormat::Q4_0),
+    ("q4_1", WeightFormat::Q4_1),
+    ("q5_0", WeightFormat::Q5_0),
+    ("q5_1", WeightFormat::Q5_1),
     ("q4_k", WeightFormat::Q4K),
     ("q5_k", WeightFormat::Q5K),
     ("q6_k", WeightFormat::Q6K),
@@ -60,7 +70,9 @@ impl WeightFormat {
     pub fn block(self) -> usize {
         match self {
             WeightFormat::F32 | WeightFormat::Bf16 | WeightFormat::Int8 => 1,
-            WeightFormat::Q8_0 | WeightFormat::Q4_0 => 32,
+            WeightFormat::Q8_0 | WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q5_1 => {
+                32
+            }
             WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K => 256,
         }
     }
@@ -71,6 +83,9 @@ impl WeightFormat {
             WeightFormat::F32 | WeightFormat::Bf16 | WeightFormat::Int8 => None,
             WeightFormat::Q8_0 => Some(34),
             WeightFormat::Q4_0 => Some(18),
+            WeightFormat::Q4_1 => Some(20),
+            WeightFormat::Q5_0 => Some(22),
+            WeightFormat::Q5_1 => Some(24),
             WeightFormat::Q4K => Some(144),
             WeightFormat::Q5K => Some(176),
             WeightFormat::Q6K => Some(210),

@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod dot_bf16;
 mod driver;
@@ -24,7 +25,7 @@ pub use pack::PackedLinearBuilder;
 
 use crate::ctx::Ctx;
 use crate::error::{KernelError, Result, exact, product};
-use crate::memory::Bytes;
+use crate::memory::{Bytes, Scratch};
 use crate::values::{Values, ValuesMut};
 use pack::Geometry;
 
@@ -141,15 +142,16 @@ impl PackedLinear {
                 to.iter_mut().enumerate().for_each(|(k, to)| *to = value(k));
             }
             format => {
-                let mut rows = vec![0f32; 256 * PANEL];
-                for (chunk, to) in to.chunks_mut(256).enumerate() {
-                    let from = self.panel(panel, chunk * 256);
-                    // SAFETY: a chunk is whole blocks of the panel, and `rows` has room for one.
-                    unsafe {
-                        let rows = rows.as_mut_ptr().cast();
-                        quant::decode(crate::Isa::active(), format, from, to.len(), rows, quant::Target::Rows);
-                    }
-                    to.iter_mut().enumerate().for_each(|(k, value)| *value = rows[k * PANEL + column]);
+                let mut space = Scratch::of::<u8>(size_of::<quant::Chunk>());
+                let space = space.ptr::<u8>().cast::<quant::Chunk>();
+                for (chunk, to) in to.chunks_mut(quant::CHUNK).enumerate() {
+                    let from = self.panel(panel, chunk * quant::CHUNK);
+                    // SAFETY: a chunk is whole blocks of the panel, and scratch is aligned to 64 bytes.
+                    let chunk = unsafe {
+                        quant::unpack(crate::Isa::active(), format, from, to.len(), space);
+                        &*space
+                    };
+                    to.iter_mut().enumerate().for_each(|(k, value)| *value = chunk.value(format, k, column));
                 }
             }
         }

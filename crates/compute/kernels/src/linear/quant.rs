@@ -1,82 +1,69 @@
-//! The block formats of GGUF, kept at their size and decoded one chunk of a panel at a time, while it is multiplied.
+//! The block formats of GGUF, kept at their size and unpacked one chunk of a panel at a time, while it is multiplied.
 //!
-//! Blocks of the 32 rows of a panel are woven together, so that a vector holds one inner element of neighbouring columns
-//! and their factors are a vector too:
+//! A packed block holds one block of each of the 32 rows of a panel. Every format is some 16-bit floats and one run of
+//! 32-bit words; both are woven together word by word, `[halves][32] f16`, then `[words][32] u32`, so that a vector holds
+//! the same word of neighbouring columns. What the words mean is as in the file:
 //!
-//! - `Q8_0`, for 32 inner elements: factors `[32] f16`, values `[32 k][32] i8`;
-//! - `Q4_0`: factors `[32] f16`, nibbles `[16 pairs][32] u8` (the first element of a pair is the low one);
-//! - `Q4K`, for 256: factors `[32] f16`, offsets `[32] f16`, their multipliers `[8][32] u8` twice, nibbles
-//!   `[8][16 pairs][32]`; `Q5K` then has the fifth bits, `[8][32] u32` (bit `k`);
-//! - `Q6K`: factors `[32] f16`, multipliers `[16][32] i8`, nibbles `[8][16 pairs][32]`, upper bits `[16][32] u32` (two
-//!   bits for each of 16 elements).
+//! - `Q8_0`: 8 of values (kept without sign, 128 added); `Q4_0`, `Q4_1`: 4 of nibbles, first the lower ones;
+//! - `Q5_0`, `Q5_1`: one of fifth bits, then as `Q4_0`;
+//! - `Q4K`: 3 of multipliers, 32 of nibbles; `Q5K`: 8 of fifth bits between them;
+//! - `Q6K`: 32 of nibbles, 16 of upper bits, 4 of multipliers.
+//!
+//! Activations are rounded to 8 bits in blocks too, as the formats' definition (ggml) has it, and products of a group are
+//! exact integers.
 
-use half::{bf16, f16};
+use half::f16;
 
-use super::{PANEL, TILE_K, WeightFormat};
+use super::{PANEL, WeightFormat};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, dispatch};
 
-/// Inner elements that share a factor, or two in `Q6K`.
-const GROUP: usize = 32;
-/// Groups of a large block.
-const GROUPS: usize = 8;
-/// Bytes of nibbles of a group.
-const NIBBLES: usize = GROUP / 2 * PANEL;
-const F16S: usize = PANEL * 2;
-const U32S: usize = PANEL * 4;
+/// Inner elements of a group: a block of the small formats.
+pub(super) const GROUP: usize = 32;
+/// Inner elements of a chunk, and of a large block.
+pub(super) const CHUNK: usize = 256;
+/// Lanes that are unpacked together.
+const LANES: usize = 16;
+
+/// How a block lies in a file, and what its values mean.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Offsets of the 16-bit floats.
+    halves: &'static [usize],
+    /// Offset and number of the words.
+    words: (usize, usize),
+    /// What is added to a value so that it isn't negative.
+    pub(super) offset: i32,
+    /// Whether a minimum is added to each group.
+    pub(super) minimum: bool,
+}
+
+impl WeightFormat {
+    /// The layout of a block format.
+    pub(super) fn layout(self) -> Layout {
+        let (halves, words, offset, minimum): (&'static [usize], _, _, _) = match self {
+            WeightFormat::Q8_0 => (&[0], (2, 8), 128, false),
+            WeightFormat::Q4_0 => (&[0], (2, 4), 8, false),
+            WeightFormat::Q4_1 => (&[0, 2], (4, 4), 0, true),
+            WeightFormat::Q5_0 => (&[0], (2, 5), 16, false),
+            WeightFormat::Q5_1 => (&[0, 2], (4, 5), 0, true),
+            WeightFormat::Q4K => (&[0, 2], (4, 35), 0, true),
+            WeightFormat::Q5K => (&[0, 2], (4, 43), 0, true),
+            WeightFormat::Q6K => (&[208], (0, 52), 32, false),
+            WeightFormat::F32 | WeightFormat::Bf16 | WeightFormat::Int8 => (&[], (0, 0), 0, false),
+        };
+        Layout { halves, words, offset, minimum }
+    }
+
+    /// Whether groups have multipliers of their own within a large block.
+    pub(super) fn is_large(self) -> bool {
+        self.block() == CHUNK
+    }
+}
 
 /// Bytes of a block of all 32 rows of a panel.
 pub(super) fn packed_bytes(format: WeightFormat) -> usize {
-    match format {
-        WeightFormat::Q8_0 => F16S + GROUP * PANEL,
-        WeightFormat::Q4_0 => F16S + NIBBLES,
-        WeightFormat::Q4K => 2 * F16S + 2 * GROUPS * PANEL + GROUPS * NIBBLES,
-        WeightFormat::Q5K => 2 * F16S + 2 * GROUPS * PANEL + GROUPS * (NIBBLES + U32S),
-        WeightFormat::Q6K => F16S + 2 * GROUPS * PANEL + GROUPS * (NIBBLES + 2 * U32S),
-        WeightFormat::F32 | WeightFormat::Bf16 | WeightFormat::Int8 => 0,
-    }
-}
-
-/// Where one column of one packed block lies.
-struct Column {
-    block: *mut u8,
-    column: usize,
-}
-
-impl Column {
-    /// # Safety
-    /// `at` is an array of 32 bytes within the block, or `byte` one of several.
-    unsafe fn byte(&self, at: usize, byte: u8) {
-        // SAFETY: by the contract above.
-        unsafe { self.block.add(at + self.column).write(byte) }
-    }
-
-    /// # Safety
-    /// `at` is an array of 32 halves within the block.
-    unsafe fn half(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: by the contract above; bytes are little-endian in the file and in memory.
-        unsafe {
-            self.block.add(at).cast::<u16>().add(self.column).write_unaligned(u16::from_le_bytes([bytes[0], bytes[1]]))
-        }
-    }
-
-    /// # Safety
-    /// `at` is an array of 32 words within the block.
-    unsafe fn word(&self, at: usize, word: u32) {
-        // SAFETY: by the contract above.
-        unsafe { self.block.add(at).cast::<u32>().add(self.column).write_unaligned(word) }
-    }
-
-    /// The low nibbles of a group's elements.
-    ///
-    /// # Safety
-    /// `at` is the start of a group's nibbles within the block.
-    unsafe fn nibbles(&self, at: usize, values: &[u8; GROUP]) {
-        for (pair, two) in values.chunks_exact(2).enumerate() {
-            // SAFETY: by the contract above.
-            unsafe { self.byte(at + pair * PANEL, two[0] & 15 | two[1] << 4) };
-        }
-    }
+    format.file_block_bytes().map_or(0, |bytes| bytes * PANEL)
 }
 
 /// Weaves one block of one row into its panel.
@@ -84,138 +71,126 @@ impl Column {
 /// # Safety
 /// `to` is a packed block, of which nobody else writes this column; `file` is one block of this format.
 pub(super) unsafe fn weave(format: WeightFormat, file: &[u8], to: *mut u8, column: usize) {
-    let to = Column { block: to, column };
-    // SAFETY: by the contract above; offsets follow the layout in the module's description.
+    let Layout { halves, words: (start, count), .. } = format.layout();
+    let sign = if format == WeightFormat::Q8_0 { 0x8080_8080 } else { 0 };
+    // SAFETY: by the contract above; the offsets follow the layout in the module's description.
     unsafe {
-        match format {
-            WeightFormat::Q8_0 => {
-                to.half(0, file);
-                (0..GROUP).for_each(|k| to.byte(F16S + k * PANEL, file[2 + k]));
-            }
-            WeightFormat::Q4_0 => {
-                to.half(0, file);
-                let value = |k: usize| if k < 16 { file[2 + k] & 15 } else { file[2 + k - 16] >> 4 };
-                to.nibbles(F16S, &std::array::from_fn(value));
-            }
-            WeightFormat::Q4K | WeightFormat::Q5K => {
-                to.half(0, file);
-                to.half(F16S, &file[2..]);
-                let fifth = format == WeightFormat::Q5K;
-                let values = &file[if fifth { 48 } else { 16 }..];
-                let start = 2 * F16S + 2 * GROUPS * PANEL;
-                for group in 0..GROUPS {
-                    let (factor, offset) = multipliers(&file[4..16], group);
-                    to.byte(2 * F16S + group * PANEL, factor);
-                    to.byte(2 * F16S + (GROUPS + group) * PANEL, offset);
-                    let value = |k: usize| values[group / 2 * GROUP + k] >> (group % 2 * 4) & 15;
-                    to.nibbles(start + group * NIBBLES, &std::array::from_fn(value));
-                    if fifth {
-                        let word = (0..GROUP).fold(0, |word, k| word | u32::from(file[16 + k] >> group & 1) << k);
-                        to.word(start + GROUPS * NIBBLES + group * U32S, word);
-                    }
-                }
-            }
-            WeightFormat::Q6K => {
-                to.half(0, &file[208..]);
-                let start = F16S + 2 * GROUPS * PANEL;
-                (0..2 * GROUPS).for_each(|i| to.byte(F16S + i * PANEL, file[192 + i]));
-                for group in 0..GROUPS {
-                    let (half, quarter) = (group / 4, group % 4);
-                    let low = |k: usize| file[half * 64 + quarter % 2 * 32 + k] >> (quarter / 2 * 4) & 15;
-                    let high = |k: usize| u32::from(file[128 + half * 32 + k] >> (quarter * 2) & 3);
-                    to.nibbles(start + group * NIBBLES, &std::array::from_fn(low));
-                    for part in 0..2 {
-                        let word = (0..16).fold(0, |word, k| word | high(part * 16 + k) << (2 * k));
-                        to.word(start + GROUPS * NIBBLES + (2 * group + part) * U32S, word);
-                    }
-                }
-            }
-            WeightFormat::F32 | WeightFormat::Bf16 | WeightFormat::Int8 => {}
+        for (index, &at) in halves.iter().enumerate() {
+            let half = u16::from_le_bytes([file[at], file[at + 1]]);
+            to.cast::<u16>().add(index * PANEL + column).write_unaligned(half);
+        }
+        let to = to.add(halves.len() * PANEL * 2).cast::<u32>().add(column);
+        for (index, word) in file[start..start + 4 * count].chunks_exact(4).enumerate() {
+            let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            to.add(index * PANEL).write_unaligned(word ^ sign);
         }
     }
 }
 
-/// The 6-bit factor and offset of a group, out of the twelve bytes that hold eight of each.
-fn multipliers(packed: &[u8], group: usize) -> (u8, u8) {
-    if group < 4 {
-        (packed[group] & 63, packed[group + 4] & 63)
-    } else {
-        let low = packed[group + 4];
-        (low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4)
-    }
+/// A chunk of a panel, unpacked.
+#[repr(C, align(64))]
+pub(super) struct Chunk {
+    /// Fours of inner elements, without sign.
+    pub(super) values: [[[u8; 4]; PANEL]; CHUNK / 4],
+    /// One factor a group; of a large block only the first counts.
+    pub(super) factors: [[f32; PANEL]; CHUNK / GROUP],
+    /// What is added to each group, or the factor of the minimums of a large block.
+    pub(super) minimums: [[f32; PANEL]; CHUNK / GROUP],
+    /// Multipliers of a large block, for groups of 32 or of 16.
+    pub(super) multipliers: [[i32; PANEL]; CHUNK / 16],
+    /// Its minimums, those of two groups in one word.
+    pub(super) pairs: [[i32; PANEL]; CHUNK / GROUP / 2],
 }
 
-/// What a chunk is decoded to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Target {
-    /// `[k][PANEL]` in f32.
-    Rows,
-    /// Tiles of bf16.
-    Tiles,
-}
-
-/// Decodes `len` inner elements (whole blocks) of a panel.
+/// Unpacks `len` inner elements (whole blocks) of a panel.
 ///
 /// # Safety
-/// `from` is at the start of a block; `to` has room.
-pub(super) unsafe fn decode(isa: Isa, format: WeightFormat, from: *const u8, len: usize, to: *mut u8, target: Target) {
+/// `from` is at the start of a packed block, and `to` has room.
+pub(super) unsafe fn unpack(isa: Isa, format: WeightFormat, from: *const u8, len: usize, to: *mut Chunk) {
     // SAFETY: by the contract above.
-    unsafe { dispatch(isa, Decode { format, from, len, to, target }) }
+    unsafe { dispatch(isa, Unpack { format, from, len, to }) }
 }
 
-struct Decode {
+struct Unpack {
     format: WeightFormat,
     from: *const u8,
     len: usize,
-    to: *mut u8,
-    target: Target,
+    to: *mut Chunk,
 }
 
-/// One group of a block, as pointers to its parts.
-#[derive(Clone, Copy)]
-struct Group {
-    factors: *const f16,
-    values: *const u8,
-    /// Multipliers of the factors, and of the offsets or of the second half's factors.
-    multipliers: [*const u8; 2],
-    high: *const u32,
-}
-
-impl Kernel for Decode {
+impl Kernel for Unpack {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Simd>(self) {
-        let block = self.format.block();
-        for at in 0..self.len / block {
-            for group in 0..block / GROUP {
-                // SAFETY: the pointers follow the packed layout.
+        let Unpack { format, from, len, to } = self;
+        let layout = format.layout();
+        let halves = layout.halves.len();
+        // SAFETY: blocks of the panel, and a chunk with room, by the contract of `unpack`.
+        let to = unsafe { &mut *to };
+        for block in 0..len / format.block() {
+            for lane in (0..PANEL).step_by(LANES) {
+                // SAFETY: the packed layout.
                 unsafe {
-                    let start = self.from.add(at * packed_bytes(self.format));
-                    let k = at * block + group * GROUP;
-                    let none = (start, std::ptr::null());
-                    let multipliers_at = |at: usize| start.wrapping_add(at);
-                    let (values, high) = match self.format {
-                        WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K => {
-                            let f16s = if self.format == WeightFormat::Q6K { F16S } else { 2 * F16S };
-                            let nibbles = start.add(f16s + 2 * GROUPS * PANEL);
-                            let words = if self.format == WeightFormat::Q6K { 2 } else { 1 };
-                            let high = nibbles.wrapping_add(GROUPS * NIBBLES + words * group * U32S);
-                            (nibbles.add(group * NIBBLES), high.cast())
+                    let start = from.add(block * packed_bytes(format));
+                    let half = start.cast::<f16>().add(lane);
+                    for c in (0..LANES).step_by(V::LANES) {
+                        V::load_f16(half.add(c)).store(to.factors[block].as_mut_ptr().add(lane + c));
+                        if halves > 1 {
+                            V::load_f16(half.add(PANEL + c)).store(to.minimums[block].as_mut_ptr().add(lane + c));
                         }
-                        _ => (start.add(F16S), none.1),
+                    }
+                    let words = Words(start.add(halves * PANEL * 2).cast::<u32>().add(lane));
+                    let mut put = |four: usize, value: [u32; LANES]| {
+                        let at = to.values[block * format.block() / 4 + four].as_mut_ptr().add(lane);
+                        at.cast::<[u32; LANES]>().write_unaligned(value);
                     };
-                    let multipliers = match self.format {
-                        WeightFormat::Q6K => [2 * group, 2 * group + 1].map(|i| multipliers_at(F16S + i * PANEL)),
-                        _ => [group, GROUPS + group].map(|i| multipliers_at(2 * F16S + i * PANEL)),
-                    };
-                    let group = Group { factors: start.cast(), values, multipliers, high };
-                    match self.format {
-                        WeightFormat::Q8_0 => self.q8::<V>(group, k),
-                        WeightFormat::Q4_0 => self.q4::<V>(group, k),
-                        WeightFormat::Q4K => self.q45::<V, false>(group, k),
-                        WeightFormat::Q5K => self.q45::<V, true>(group, k),
-                        WeightFormat::Q6K => self.q6::<V>(group, k),
+                    match format {
+                        WeightFormat::Q8_0 => (0..8).for_each(|f| put(f, words.get(f))),
+                        WeightFormat::Q4_0 | WeightFormat::Q4_1 => {
+                            (0..8).for_each(|f| put(f, words.nibbles(f % 4, f / 4)))
+                        }
+                        WeightFormat::Q5_0 | WeightFormat::Q5_1 => {
+                            let bits = words.get(0);
+                            (0..8).for_each(|f| {
+                                put(f, either(words.nibbles(1 + f % 4, f / 4), spread(bits, 4 * f as u32)));
+                            });
+                        }
+                        WeightFormat::Q4K => {
+                            (0..64).for_each(|f| put(f, words.nibbles(3 + f / 16 * 8 + f % 8, f / 8 % 2)))
+                        }
+                        WeightFormat::Q5K => (0..64).for_each(|f| {
+                            let fifth = words.bits(3 + f % 8, f as u32 / 8, 0x0101_0101);
+                            put(f, either(words.nibbles(11 + f / 16 * 8 + f % 8, f / 8 % 2), fifth));
+                        }),
+                        WeightFormat::Q6K => (0..64).for_each(|f| {
+                            let (half, quarter, f8) = (f / 32, f / 8 % 4, f % 8);
+                            let low = words.nibbles(half * 16 + quarter % 2 * 8 + f8, quarter / 2);
+                            put(f, either(low, words.bits(32 + half * 8 + f8, 2 * quarter as u32, 0x0303_0303)));
+                        }),
+                        WeightFormat::F32 | WeightFormat::Bf16 | WeightFormat::Int8 => {}
+                    }
+                    match format {
+                        WeightFormat::Q4K | WeightFormat::Q5K => {
+                            for group in 0..8 {
+                                let (factors, _) = words.multipliers(group);
+                                let at = to.multipliers[group].as_mut_ptr().add(lane);
+                                at.cast::<[u32; LANES]>().write_unaligned(factors);
+                            }
+                            for pair in 0..4 {
+                                let (low, high) = (words.multipliers(2 * pair).1, words.multipliers(2 * pair + 1).1);
+                                let both: [u32; LANES] = std::array::from_fn(|i| low[i] | high[i] << 16);
+                                to.pairs[pair].as_mut_ptr().add(lane).cast::<[u32; LANES]>().write_unaligned(both);
+                            }
+                        }
+                        WeightFormat::Q6K => {
+                            for group in 0..16 {
+                                let word = words.get(48 + group / 4);
+                                let signed = word.map(|w| (w << (24 - group % 4 * 8)) as i32 >> 24);
+                                let at = to.multipliers[group].as_mut_ptr().add(lane);
+                                at.cast::<[i32; LANES]>().write_unaligned(signed);
+                            }
+                        }
                         _ => {}
                     }
                 }
@@ -224,96 +199,73 @@ impl Kernel for Decode {
     }
 }
 
-// SAFETY of these: as for `Decode`, whose parts the group's pointers are.
-impl Decode {
-    /// Writes the elements `k` and `k + 1` of the columns from `column` on.
+/// The words of sixteen columns of a packed block.
+#[derive(Clone, Copy)]
+struct Words(*const u32);
+
+// SAFETY of these: the index is one of the block's words.
+impl Words {
     #[inline(always)]
-    unsafe fn put<V: Simd>(&self, k: usize, column: usize, even: V, odd: V) {
-        unsafe {
-            match self.target {
-                Target::Rows => {
-                    let to = self.to.cast::<f32>().add(k * PANEL + column);
-                    even.store(to);
-                    odd.store(to.add(PANEL));
-                }
-                Target::Tiles => {
-                    let tile = k / TILE_K * 2 + column / 16;
-                    let at = tile * 16 * PANEL + k % TILE_K / 2 * PANEL + column % 16 * 2;
-                    V::store_bf16_pairs(even, odd, self.to.cast::<bf16>().add(at));
-                }
-            }
-        }
+    unsafe fn get(self, index: usize) -> [u32; LANES] {
+        unsafe { self.0.add(index * PANEL).cast::<[u32; LANES]>().read_unaligned() }
     }
 
+    /// The lower or upper nibbles.
     #[inline(always)]
-    unsafe fn q8<V: Simd>(&self, group: Group, k: usize) {
-        for column in (0..PANEL).step_by(V::LANES) {
-            unsafe {
-                let factor = V::load_f16(group.factors.add(column));
-                for pair in 0..GROUP / 2 {
-                    let from = group.values.add(2 * pair * PANEL + column).cast::<i8>();
-                    let (even, odd) = (V::from_i8(from), V::from_i8(from.add(PANEL)));
-                    self.put(k + 2 * pair, column, even.mul(factor), odd.mul(factor));
-                }
-            }
-        }
+    unsafe fn nibbles(self, index: usize, upper: usize) -> [u32; LANES] {
+        unsafe { self.get(index).map(|w| w >> (4 * upper) & 0x0f0f_0f0f) }
     }
 
+    /// Some bits of each byte, as bits 4 and 5.
     #[inline(always)]
-    unsafe fn q4<V: Simd>(&self, group: Group, k: usize) {
-        for column in (0..PANEL).step_by(V::LANES) {
-            unsafe {
-                let factor = V::load_f16(group.factors.add(column));
-                let plus = factor.mul(V::splat(-8.0));
-                for pair in 0..GROUP / 2 {
-                    let from = group.values.add(pair * PANEL + column);
-                    let (even, odd) = (V::from_bits_u8(from, 0, 15), V::from_bits_u8(from, 4, 15));
-                    self.put(k + 2 * pair, column, even.fma(factor, plus), odd.fma(factor, plus));
-                }
-            }
-        }
+    unsafe fn bits(self, index: usize, shift: u32, mask: u32) -> [u32; LANES] {
+        unsafe { self.get(index).map(|w| (w >> shift & mask) << 4) }
     }
 
+    /// The 6-bit factors and minimums of a group, out of the twelve bytes that hold eight of each.
     #[inline(always)]
-    unsafe fn q45<V: Simd, const FIFTH: bool>(&self, group: Group, k: usize) {
-        for column in (0..PANEL).step_by(V::LANES) {
-            unsafe {
-                let multiplier = |i: usize| V::from_bits_u8(group.multipliers[i].add(column), 0, 255);
-                let factor = V::load_f16(group.factors.add(column)).mul(multiplier(0));
-                let offset = V::load_f16(group.factors.add(PANEL + column)).mul(multiplier(1));
-                let plus = V::splat(0.0).sub(offset);
-                for pair in 0..GROUP / 2 {
-                    let from = group.values.add(pair * PANEL + column);
-                    let (mut even, mut odd) = (V::from_bits_u8(from, 0, 15), V::from_bits_u8(from, 4, 15));
-                    if FIFTH {
-                        let bit = |k: usize| V::from_bits_u32(group.high.add(column), k as u32, 1);
-                        even = bit(2 * pair).fma(V::splat(16.0), even);
-                        odd = bit(2 * pair + 1).fma(V::splat(16.0), odd);
-                    }
-                    self.put(k + 2 * pair, column, even.fma(factor, plus), odd.fma(factor, plus));
-                }
-            }
+    unsafe fn multipliers(self, group: usize) -> ([u32; LANES], [u32; LANES]) {
+        let [first, second, third] = unsafe { [self.get(0), self.get(1), self.get(2)] };
+        let shift = 8 * (group as u32 % 4);
+        if group < 4 {
+            return (first.map(|w| w >> shift & 63), second.map(|w| w >> shift & 63));
         }
+        let low = third.map(|w| w >> shift);
+        let upper = |words: [u32; LANES], i: usize| (words[i] >> (shift + 6) & 3) << 4;
+        (
+            std::array::from_fn(|i| low[i] & 15 | upper(first, i)),
+            std::array::from_fn(|i| low[i] >> 4 & 15 | upper(second, i)),
+        )
     }
+}
 
-    #[inline(always)]
-    unsafe fn q6<V: Simd>(&self, group: Group, k: usize) {
-        for column in (0..PANEL).step_by(V::LANES) {
-            for part in 0..2 {
-                unsafe {
-                    let multiplier = V::from_i8(group.multipliers[part].add(column).cast());
-                    let factor = V::load_f16(group.factors.add(column)).mul(multiplier);
-                    let plus = factor.mul(V::splat(-32.0));
-                    for pair in 0..8 {
-                        let from = group.values.add((part * 8 + pair) * PANEL + column);
-                        let high = |k: usize| V::from_bits_u32(group.high.add(part * PANEL + column), 2 * k as u32, 3);
-                        let (even, odd) = (V::from_bits_u8(from, 0, 15), V::from_bits_u8(from, 4, 15));
-                        let even = high(2 * pair).fma(V::splat(16.0), even);
-                        let odd = high(2 * pair + 1).fma(V::splat(16.0), odd);
-                        self.put(k + part * 16 + 2 * pair, column, even.fma(factor, plus), odd.fma(factor, plus));
-                    }
-                }
-            }
+#[inline(always)]
+fn either(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+    std::array::from_fn(|i| a[i] | b[i])
+}
+
+/// Four bits from `shift` on, as bit 4 of the four bytes.
+#[inline(always)]
+fn spread(bits: [u32; LANES], shift: u32) -> [u32; LANES] {
+    // Copies of the four bits, 7 apart, put each one at the bottom of its byte.
+    bits.map(|w| ((w >> shift & 15).wrapping_mul(0x0020_4081) & 0x0101_0101) << 4)
+}
+
+impl Chunk {
+    /// The value of an inner element of a column, as the format defines it.
+    pub(super) fn value(&self, format: WeightFormat, k: usize, column: usize) -> f32 {
+        let layout = format.layout();
+        let value = (i32::from(self.values[k / 4][column][k % 4]) - layout.offset) as f32;
+        let group = k / GROUP;
+        if !format.is_large() {
+            let minimum = if layout.minimum { self.minimums[group][column] } else { 0.0 };
+            return value * self.factors[group][column] + minimum;
         }
+        let block = |multiplier: i32| self.factors[0][column] * multiplier as f32 * value;
+        if !layout.minimum {
+            return block(self.multipliers[k / 16][column]);
+        }
+        let minimum = self.pairs[group / 2][column] >> (16 * (group % 2)) & 0xffff;
+        block(self.multipliers[group][column]) - self.minimums[0][column] * minimum as f32
     }
 }

@@ -238,7 +238,7 @@ fn reproducible_blocks(format: WeightFormat, blocks: usize) -> Vec<u8> {
         .collect();
     // The upper bytes of the factors, so that these are of a usual size.
     let at: &[usize] = match format {
-        WeightFormat::Q4K | WeightFormat::Q5K => &[1, 3],
+        WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => &[1, 3],
         WeightFormat::Q6K => &[209],
         _ => &[1],
     };
@@ -248,8 +248,16 @@ fn reproducible_blocks(format: WeightFormat, blocks: usize) -> Vec<u8> {
     bytes
 }
 
-const BLOCKS: [WeightFormat; 5] =
-    [WeightFormat::Q8_0, WeightFormat::Q4_0, WeightFormat::Q4K, WeightFormat::Q5K, WeightFormat::Q6K];
+const BLOCKS: [WeightFormat; 8] = [
+    WeightFormat::Q8_0,
+    WeightFormat::Q4_0,
+    WeightFormat::Q4_1,
+    WeightFormat::Q5_0,
+    WeightFormat::Q5_1,
+    WeightFormat::Q4K,
+    WeightFormat::Q5K,
+    WeightFormat::Q6K,
+];
 
 /// Rows of random blocks, as a layer and as floats.
 fn block_layer(ctx: &Ctx, format: WeightFormat, outputs: usize, inputs: usize) -> (PackedLinear, Vec<f32>) {
@@ -268,7 +276,7 @@ fn block_layer(ctx: &Ctx, format: WeightFormat, outputs: usize, inputs: usize) -
 fn blocks_decode_to_what_the_reference_decoder_says() {
     /// Format, some elements, and the sum of all magnitudes.
     type Wanted = (WeightFormat, &'static [(usize, f32)], f64);
-    let wanted: [Wanted; 5] = [
+    let wanted: [Wanted; 8] = [
         (
             WeightFormat::Q8_0,
             &[
@@ -292,6 +300,21 @@ fn blocks_decode_to_what_the_reference_decoder_says() {
                 (63, -0.127_441_4),
             ],
             17.281_005_859_375,
+        ),
+        (
+            WeightFormat::Q4_1,
+            &[(0, 0.357_421_88), (1, 0.287_231_45), (31, 1.129_516_6), (40, 0.769_348_14), (63, 0.536_987_3)],
+            34.541_320_800_781_25,
+        ),
+        (
+            WeightFormat::Q5_0,
+            &[(0, -0.631_713_87), (1, -0.982_666), (31, -0.772_094_7), (40, -1.156_25), (63, 0.867_187_5)],
+            37.263_671_875,
+        ),
+        (
+            WeightFormat::Q5_1,
+            &[(0, 0.848_754_9), (1, 0.427_612_3), (31, 0.287_231_45), (40, 0.588_623_05), (63, 1.113_708_5)],
+            68.723_754_882_812_5,
         ),
         (
             WeightFormat::Q4K,
@@ -335,9 +358,10 @@ fn blocks_decode_to_what_the_reference_decoder_says() {
 
 #[test]
 fn blocks_are_multiplied_as_their_floats_are() {
-    for ctx in contexts() {
-        for format in BLOCKS {
-            for (rows, outputs, blocks) in [(1, 40, 1), (3, 33, 2), (40, 70, 3), (70, 20, 9)] {
+    for format in BLOCKS {
+        for (rows, outputs, blocks) in [(1, 40, 1), (3, 33, 2), (40, 70, 3), (70, 20, 9)] {
+            let mut first: Option<Vec<f32>> = None;
+            for ctx in contexts() {
                 let inputs = blocks * format.block();
                 let (layer, w) = block_layer(&ctx, format, outputs, inputs);
                 let x = rounded(&noise(rows * inputs, 2));
@@ -345,13 +369,10 @@ fn blocks_are_multiplied_as_their_floats_are() {
                 let mut y = vec![f32::NAN; rows * outputs];
                 layer.forward(&ctx, (&x).into(), rows, (&mut y).into(), &Epilogue::default()).unwrap();
                 let error = relative_error(&y, &want);
-                // Where products are of bf16, weights are rounded to it.
-                let bf16 = matches!(ctx.isa(), Isa::AmxBf16 | Isa::Avx512Bf16);
-                assert!(
-                    error < if bf16 { 4e-3 } else { 3e-6 },
-                    "{} {format:?} {rows}x{outputs}x{inputs}: {error}",
-                    ctx.isa()
-                );
+                // Activations are rounded to 8 bits; what that makes of these numbers is the same everywhere.
+                assert!(error < 2e-2, "{} {format:?} {rows}x{outputs}x{inputs}: {error}", ctx.isa());
+                let first = first.get_or_insert_with(|| y.clone());
+                assert!(relative_error(&y, first) < 1e-5, "{} {format:?} {rows}x{outputs}x{inputs}", ctx.isa());
                 let mut alone = vec![0f32; outputs];
                 let last = &x[(rows - 1) * inputs..];
                 layer.forward(&ctx, last.into(), 1, (&mut alone).into(), &Epilogue::default()).unwrap();

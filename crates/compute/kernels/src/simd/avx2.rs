@@ -122,25 +122,6 @@ impl Simd for F32x8 {
         F32x8(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
     }
     #[inline(always)]
-    unsafe fn from_i8(from: *const i8) -> Self {
-        F32x8(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
-    }
-    #[inline(always)]
-    unsafe fn from_bits_u8(from: *const u8, shift: u32, mask: u32) -> Self {
-        unsafe {
-            let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
-            let bits = _mm256_srlv_epi32(wide, _mm256_set1_epi32(shift as i32));
-            F32x8(_mm256_cvtepi32_ps(_mm256_and_si256(bits, _mm256_set1_epi32(mask as i32))))
-        }
-    }
-    #[inline(always)]
-    unsafe fn from_bits_u32(from: *const u32, shift: u32, mask: u32) -> Self {
-        unsafe {
-            let bits = _mm256_srlv_epi32(_mm256_loadu_si256(from.cast()), _mm256_set1_epi32(shift as i32));
-            F32x8(_mm256_cvtepi32_ps(_mm256_and_si256(bits, _mm256_set1_epi32(mask as i32))))
-        }
-    }
-    #[inline(always)]
     unsafe fn from_sum_i32(from: *const i32, plus: *const i32) -> Self {
         unsafe {
             let sum = _mm256_add_epi32(_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(plus.cast()));

@@ -123,25 +123,6 @@ impl<const BF16: bool> Simd for F32x16<BF16> {
         F32x16(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
     }
     #[inline(always)]
-    unsafe fn from_i8(from: *const i8) -> Self {
-        F32x16(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
-    }
-    #[inline(always)]
-    unsafe fn from_bits_u8(from: *const u8, shift: u32, mask: u32) -> Self {
-        unsafe {
-            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-            let bits = _mm512_srlv_epi32(wide, _mm512_set1_epi32(shift as i32));
-            F32x16(_mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask as i32))))
-        }
-    }
-    #[inline(always)]
-    unsafe fn from_bits_u32(from: *const u32, shift: u32, mask: u32) -> Self {
-        unsafe {
-            let bits = _mm512_srlv_epi32(_mm512_loadu_si512(from.cast()), _mm512_set1_epi32(shift as i32));
-            F32x16(_mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask as i32))))
-        }
-    }
-    #[inline(always)]
     unsafe fn from_sum_i32(from: *const i32, plus: *const i32) -> Self {
         unsafe {
             let sum = _mm512_add_epi32(_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(plus.cast()));
@@ -151,25 +132,6 @@ impl<const BF16: bool> Simd for F32x16<BF16> {
     #[inline(always)]
     unsafe fn store_i8(self, to: *mut i8) {
         unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))) }
-    }
-    #[inline(always)]
-    unsafe fn store_bf16_pairs(first: Self, second: Self, to: *mut bf16) {
-        if BF16 {
-            unsafe {
-                let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-                let upper = _mm512_slli_epi32::<16>(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)));
-                let halves = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second.0, first.0));
-                let pairs = _mm512_permutexvar_epi16(_mm512_or_si512(lanes, upper), halves);
-                return _mm512_storeu_si512(to.cast(), pairs);
-            }
-        }
-        // The trait asks for finite values only, and allows ties to go up.
-        unsafe {
-            let round = |x: __m512| _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-            let low = _mm512_srli_epi32::<16>(round(first.0));
-            let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, low, round(second.0));
-            _mm512_storeu_si512(to.cast(), pairs);
-        }
     }
 
     #[inline(always)]

@@ -88,27 +88,6 @@ pub(crate) trait Simd: Copy {
         unsafe { from_lanes(|i| from.add(i).read_unaligned().to_f32()) }
     }
 
-    /// Signed bytes as floats.
-    #[inline(always)]
-    unsafe fn from_i8(from: *const i8) -> Self {
-        // SAFETY: as above.
-        unsafe { from_lanes(|i| f32::from(*from.add(i))) }
-    }
-
-    /// Some bits of each byte as floats.
-    #[inline(always)]
-    unsafe fn from_bits_u8(from: *const u8, shift: u32, mask: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { from_lanes(|i| (u32::from(*from.add(i)) >> shift & mask) as f32) }
-    }
-
-    /// Some bits of each word as floats.
-    #[inline(always)]
-    unsafe fn from_bits_u32(from: *const u32, shift: u32, mask: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { from_lanes(|i| (from.add(i).read_unaligned() >> shift & mask) as f32) }
-    }
-
     /// Sums of two integers as floats.
     #[inline(always)]
     unsafe fn from_sum_i32(from: *const i32, plus: *const i32) -> Self {
@@ -124,21 +103,6 @@ pub(crate) trait Simd: Copy {
         unsafe {
             self.store(lanes.as_mut_ptr());
             (0..Self::LANES).for_each(|i| to.add(i).write(lanes[i] as i8));
-        }
-    }
-
-    /// Finite values, alternately, rounded to nearest, with ties either way.
-    #[inline(always)]
-    unsafe fn store_bf16_pairs(first: Self, second: Self, to: *mut bf16) {
-        let mut lanes = [[bf16::ZERO; MAX_LANES]; 2];
-        // SAFETY: as above.
-        unsafe {
-            first.store_bf16(lanes[0].as_mut_ptr());
-            second.store_bf16(lanes[1].as_mut_ptr());
-            for i in 0..Self::LANES {
-                to.add(2 * i).write(lanes[0][i]);
-                to.add(2 * i + 1).write(lanes[1][i]);
-            }
         }
     }
 
