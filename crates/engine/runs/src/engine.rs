@@ -237,6 +237,20 @@ impl Engine {
         }
     }
 
+    /// Waits for a run's end and gives its state.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn wait(&self, id: &str) -> Result<Option<RunState>, StoreError> {
+        match self.job(id) {
+            Some(job) => {
+                job.live.ended().await;
+                Ok(Some(job.live.state()))
+            }
+            None => self.store.run(id).await,
+        }
+    }
+
     fn job(&self, id: &str) -> Option<Arc<Job>> {
         self.jobs().by_id.get(id).cloned()
     }

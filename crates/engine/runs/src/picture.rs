@@ -30,6 +30,36 @@ pub enum PictureError {
 /// # Errors
 /// As [`PictureError`]. The header is checked before any pixel is decoded.
 pub fn decode(bytes: &[u8]) -> Result<Image, PictureError> {
+    let picture = open(bytes)?;
+    let rgb = if picture.color().has_alpha() { over_white(&picture) } else { picture.into_rgb8() };
+    let (width, height) = rgb.dimensions();
+    Image::new(width, height, rgb.into_raw()).map_err(|e| PictureError::Unreadable(e.to_string()))
+}
+
+/// The transparent part of a picture as a mask, a PNG that is white where nothing shows; `None` if all of it is opaque.
+///
+/// # Errors
+/// As [`decode`].
+pub fn edit_mask(bytes: &[u8]) -> Result<Option<Vec<u8>>, PictureError> {
+    let picture = open(bytes)?;
+    if !picture.color().has_alpha() {
+        return Ok(None);
+    }
+    let rgba = picture.into_rgba8();
+    let mut mask = image::GrayImage::new(rgba.width(), rgba.height());
+    for (to, from) in mask.pixels_mut().zip(rgba.pixels()) {
+        to.0 = [255 - from.0[3]];
+    }
+    if mask.pixels().all(|pixel| pixel.0 == [0]) {
+        return Ok(None);
+    }
+    let mut png = Cursor::new(Vec::new());
+    mask.write_to(&mut png, image::ImageFormat::Png).map_err(|e| PictureError::Unreadable(e.to_string()))?;
+    Ok(Some(png.into_inner()))
+}
+
+/// Opens a picture, turned upright.
+fn open(bytes: &[u8]) -> Result<DynamicImage, PictureError> {
     let unreadable = |e: &dyn std::fmt::Display| PictureError::Unreadable(e.to_string());
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|e| unreadable(&e))?;
     let mut limits = Limits::default();
@@ -44,9 +74,7 @@ pub fn decode(bytes: &[u8]) -> Result<Image, PictureError> {
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut picture = DynamicImage::from_decoder(decoder).map_err(|e| unreadable(&e))?;
     picture.apply_orientation(orientation);
-    let rgb = if picture.color().has_alpha() { over_white(&picture) } else { picture.into_rgb8() };
-    let (width, height) = rgb.dimensions();
-    Image::new(width, height, rgb.into_raw()).map_err(|e| unreadable(&e))
+    Ok(picture)
 }
 
 /// A small JPEG for looking at while better comes.
@@ -164,6 +192,16 @@ mod tests {
         assert_eq!(decode(&write(&clear, ImageFormat::Png)).unwrap().pixels()[..3], [255, 255, 255]);
         let half = DynamicImage::ImageRgba8(image::ImageBuffer::from_pixel(3, 2, image::Rgba([0, 0, 0, 128])));
         assert_eq!(decode(&write(&half, ImageFormat::Png)).unwrap().pixels()[..3], [127, 127, 127]);
+    }
+
+    #[test]
+    fn the_transparent_part_is_what_is_to_be_painted() {
+        let mut picture = image::RgbaImage::from_pixel(2, 1, image::Rgba([9, 9, 9, 255]));
+        assert_eq!(edit_mask(&write(&DynamicImage::ImageRgba8(picture.clone()), ImageFormat::Png)), Ok(None));
+        assert_eq!(edit_mask(&write(&DynamicImage::new_rgb8(2, 1), ImageFormat::Png)), Ok(None));
+        picture.get_pixel_mut(1, 0).0[3] = 0;
+        let mask = edit_mask(&write(&DynamicImage::ImageRgba8(picture), ImageFormat::Png)).unwrap().unwrap();
+        assert_eq!(decode(&mask).unwrap().pixels(), [0, 0, 0, 255, 255, 255]);
     }
 
     #[test]

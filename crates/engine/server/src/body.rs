@@ -1,22 +1,18 @@
 //! Request bodies within their limits.
 
-use crate::ApiError;
+use crate::{ApiError, Limits};
 use axum::body::Body;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 use futures::StreamExt;
 use serde_json::{Map, Value};
-use std::time::Duration;
-
-/// A sender that gives nothing for this long is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Reads a body of at most `limit` bytes.
-pub(crate) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+pub(crate) async fn read(body: Body, limit: usize, limits: &Limits) -> Result<Bytes, ApiError> {
     let mut stream = body.into_data_stream();
     let mut bytes = Vec::new();
     loop {
-        let piece = tokio::time::timeout(PATIENCE, stream.next()).await.map_err(|_| {
+        let piece = tokio::time::timeout(limits.patience, stream.next()).await.map_err(|_| {
             ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body came too slowly; send it again")
         })?;
         let Some(piece) = piece else { return Ok(bytes.into()) };
@@ -27,6 +23,18 @@ pub(crate) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
         }
         bytes.extend_from_slice(&piece);
     }
+}
+
+/// Reads a body that is JSON, or says nothing of what it is.
+pub(crate) async fn read_json(headers: &HeaderMap, body: Body, limits: &Limits) -> Result<Bytes, ApiError> {
+    if let Some(kind) = headers.get(header::CONTENT_TYPE) {
+        let kind = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        if kind != "application/json" && !kind.ends_with("+json") {
+            let message = "send the body as Content-Type: application/json";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+        }
+    }
+    read(body, limits.json, limits).await
 }
 
 /// A JSON object, no key twice.

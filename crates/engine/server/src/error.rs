@@ -3,8 +3,9 @@
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use engine_graph::GraphError;
+use engine_runs::picture::PictureError;
 use engine_runs::{StoreError, SubmitError};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// An error body with its status. The message says what to change and holds no host path.
 #[derive(Debug, Clone)]
@@ -22,6 +23,22 @@ impl ApiError {
         Self { status, code, message: message.into(), node_id: None, port: None }
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The body.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut error = json!({"code": self.code, "message": self.message});
+        if let Some(node_id) = &self.node_id {
+            error["nodeId"] = json!(node_id);
+        }
+        if let Some(port) = &self.port {
+            error["port"] = json!(port);
+        }
+        json!({ "error": error })
+    }
+
     /// 404.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
@@ -35,14 +52,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut error = json!({"code": self.code, "message": self.message});
-        if let Some(node_id) = self.node_id {
-            error["nodeId"] = json!(node_id);
-        }
-        if let Some(port) = self.port {
-            error["port"] = json!(port);
-        }
-        (self.status, axum::Json(json!({ "error": error }))).into_response()
+        (self.status, axum::Json(self.to_json())).into_response()
     }
 }
 
@@ -61,6 +71,17 @@ impl From<StoreError> for ApiError {
         tracing::error!(%error, "store");
         let message = "the engine's storage failed; free disk space or see the engine's log";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "storage_failed", message)
+    }
+}
+
+impl From<PictureError> for ApiError {
+    fn from(error: PictureError) -> Self {
+        match error {
+            PictureError::TooLarge { .. } => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", error.to_string())
+            }
+            PictureError::Unreadable(_) => Self::invalid(error.to_string()),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod events;
 mod files;
 mod guard;
 mod models;
+mod openai;
 mod runs;
 
 use axum::Router;
@@ -19,22 +20,25 @@ use futures::FutureExt;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use error::ApiError;
 
-/// Largest bodies, in bytes.
+/// What a client may ask of the server.
 #[derive(Debug, Clone, Copy)]
-pub struct BodyLimits {
-    /// JSON.
+pub struct Limits {
+    /// Largest JSON body, in bytes.
     pub json: usize,
-    /// Uploaded files.
+    /// Largest uploaded file, in bytes.
     pub asset: usize,
+    /// A sender that gives nothing for this long is given up.
+    pub patience: Duration,
 }
 
-impl Default for BodyLimits {
+impl Default for Limits {
     fn default() -> Self {
-        Self { json: 8 << 20, asset: 256 << 20 }
+        Self { json: 8 << 20, asset: 256 << 20, patience: Duration::from_secs(30) }
     }
 }
 
@@ -45,8 +49,8 @@ pub struct ServerConfig {
     pub token: Option<String>,
     /// Listen beyond this machine without a token.
     pub insecure: bool,
-    /// Largest bodies.
-    pub limits: BodyLimits,
+    /// What a client may ask.
+    pub limits: Limits,
 }
 
 /// Why the server doesn't start.
@@ -73,7 +77,7 @@ pub enum ServeError {
 pub(crate) struct AppState {
     engine: Arc<Engine>,
     token: Option<Arc<str>>,
-    limits: BodyLimits,
+    limits: Limits,
 }
 
 impl AppState {
@@ -122,6 +126,7 @@ pub fn router(config: ServerConfig, engine: Arc<Engine>) -> Router {
         .route("/v1/takes/{id}/bytes", get(runs::take_bytes))
         .route("/v1/assets", post(models::upload))
         .route("/v1/assets/{id}/bytes", get(models::asset_bytes))
+        .merge(openai::routes())
         .fallback(|| async { ApiError::not_found("there is no such route; the API is below /v1") })
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route doesn't take that method")

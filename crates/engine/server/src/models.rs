@@ -20,7 +20,7 @@ pub(crate) fn matches(headers: &HeaderMap, etag: &str) -> bool {
 }
 
 /// The registry as of now, and its version.
-async fn registry(state: &AppState) -> (NodeRegistry, String) {
+pub(crate) async fn registry(state: &AppState) -> (NodeRegistry, String) {
     let engine = state.engine();
     let work = move || {
         engine.refresh_models();
@@ -94,25 +94,25 @@ pub(crate) async fn upload(
         let message = format!("'{mime}' is no picture, video or sound");
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
     }
-    let bytes = read(body, state.limits.asset).await?.to_vec();
+    let bytes = read(body, state.limits.asset, &state.limits).await?.to_vec();
     if bytes.is_empty() {
         return Err(ApiError::invalid("the body is empty; send the file's bytes"));
     }
     let bytes = match mime.starts_with("image/") {
         false => bytes,
         true => {
-            let checked = tokio::task::spawn_blocking(move || picture::decode(&bytes).map(|_| bytes)).await;
-            let checked = checked.map_err(|_| ApiError::invalid("the picture can't be read"))?;
-            checked.map_err(|error| match error {
-                picture::PictureError::TooLarge { .. } => {
-                    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", error.to_string())
-                }
-                picture::PictureError::Unreadable(_) => ApiError::invalid(error.to_string()),
-            })?
+            let checked = tokio::task::spawn_blocking(move || checked_picture(&bytes).map(|_| bytes)).await;
+            checked.map_err(|_| ApiError::invalid("the picture can't be read"))??
         }
     };
     let asset = state.engine().add_asset(bytes, &mime).await?;
     Ok(Json(json!({"id": asset.id, "kind": asset.kind, "bytes": asset.bytes})).into_response())
+}
+
+/// The size of a picture that can be decoded and has few enough pixels. Blocking.
+pub(crate) fn checked_picture(bytes: &[u8]) -> Result<(u32, u32), ApiError> {
+    let image = picture::decode(bytes)?;
+    Ok((image.width(), image.height()))
 }
 
 pub(crate) async fn asset_bytes(

@@ -1,6 +1,6 @@
 //! Runs and takes.
 
-use crate::body::{json_object, read};
+use crate::body::{json_object, read_json};
 use crate::{ApiError, AppState};
 use axum::Json;
 use axum::body::Body;
@@ -14,8 +14,12 @@ use serde_json::{Value, json};
 /// Rows of a page when nothing is asked for, and at most.
 const PAGE: (i64, i64) = (50, 500);
 
-pub(crate) async fn submit(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
-    let body = json_object(&read(body, state.limits.json).await?)?;
+pub(crate) async fn submit(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = json_object(&read_json(&headers, body, &state.limits).await?)?;
     for key in body.keys() {
         if !["graph", "target", "clientRunId", "meta"].contains(&key.as_str()) {
             return Err(ApiError::invalid(format!(
@@ -116,7 +120,7 @@ pub(crate) fn unknown_run(id: &str) -> ApiError {
 }
 
 /// An id from a path, cut to what a message can hold.
-fn short(id: &str) -> String {
+pub(crate) fn short(id: &str) -> String {
     id.chars().take(80).collect()
 }
 
