@@ -77,9 +77,7 @@ impl From<StoreError> for ApiError {
 impl From<PictureError> for ApiError {
     fn from(error: PictureError) -> Self {
         match error {
-            PictureError::TooLarge { .. } => {
-                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", error.to_string())
-            }
+            PictureError::TooLarge { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", error.to_string()),
             PictureError::Unreadable(_) => Self::invalid(error.to_string()),
         }
     }

@@ -165,8 +165,7 @@ pub(crate) async fn submit(
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, OpenAiError> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let key = key.to_str().ok().filter(|key| (1..=200).contains(&key.len()));
-    key.map(Some)
-        .ok_or_else(|| crate::ApiError::invalid("Idempotency-Key must have 1 to 200 plain characters").into())
+    key.map(Some).ok_or_else(|| crate::ApiError::invalid("Idempotency-Key must have 1 to 200 plain characters").into())
 }
 
 /// Id of the node that paints.
