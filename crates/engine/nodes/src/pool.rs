@@ -3,7 +3,7 @@
 use crate::lock;
 use gen_core::{CancelFlag, Denoiser, Result, TextEncoder, Vae};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a run that waits for room looks at its cancel flag.
 const POLL: Duration = Duration::from_millis(10);
@@ -84,7 +84,10 @@ impl ComponentPool {
         held.push(Held { key: wanted.key.to_owned(), bytes: wanted.bytes, component: None });
         drop(held);
         let loading = Loading { pool: self, key: wanted.key };
+        let start = Instant::now();
         let component = load()?;
+        metrics::histogram!("inline_model_load_seconds").record(start.elapsed());
+        metrics::counter!("inline_model_loads_total").increment(1);
         loading.done(&component);
         Ok(component)
     }

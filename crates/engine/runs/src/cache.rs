@@ -1,6 +1,7 @@
 //! Outputs of nodes, kept in memory within a budget, and on disk beyond it.
 
 use crate::disk_cache::DiskCache;
+use crate::meter;
 use engine_graph::{NodeCache, NodeKey, Outputs, ValidNode};
 use engine_nodes::value_bytes;
 use std::collections::HashMap;
@@ -33,6 +34,11 @@ impl Cache {
     /// A cache of at most `budget` bytes of memory, before one on disk.
     pub fn new(budget: usize, disk: Option<DiskCache>) -> Self {
         Self { budget, inner: Mutex::default(), disk }
+    }
+
+    /// Bytes in memory and on disk.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        (self.lock().bytes as u64, self.disk.as_ref().map_or(0, DiskCache::bytes))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -74,10 +80,15 @@ fn size(outputs: &Outputs) -> Option<usize> {
 impl NodeCache for Cache {
     fn get(&self, key: &NodeKey, node: &ValidNode) -> Option<Arc<Outputs>> {
         if let Some(outputs) = self.get_from_memory(key) {
+            meter::cache_lookup("memory");
             return Some(outputs);
         }
-        let disk = self.disk.as_ref().filter(|_| is_worth_a_file(node))?;
-        let outputs = Arc::new(disk.get(key)?);
+        let disk = self.disk.as_ref().filter(|_| is_worth_a_file(node));
+        let Some(outputs) = disk.and_then(|disk| disk.get(key)).map(Arc::new) else {
+            meter::cache_lookup("miss");
+            return None;
+        };
+        meter::cache_lookup("disk");
         self.put_into_memory(key, &outputs);
         Some(outputs)
     }

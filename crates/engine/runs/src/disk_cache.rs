@@ -91,6 +91,11 @@ impl DiskCache {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes of all entries.
+    pub fn bytes(&self) -> u64 {
+        self.lock().bytes
+    }
+
     fn path(&self, key: &NodeKey) -> PathBuf {
         self.root.join(key.to_string())
     }

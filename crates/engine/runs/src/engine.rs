@@ -5,6 +5,7 @@ use crate::cache::Cache;
 use crate::disk_cache::DiskCache;
 use crate::live::{LiveRun, RunEvent, Subscription, terminal_event};
 use crate::media::{ASSET_EXTENSION, Media};
+use crate::meter;
 use crate::options::EngineOptions;
 use crate::state::{NodeState, RunFailure, RunState, RunStatus, Take, now_ms};
 use crate::store::{Asset, PageQuery, Store, StoreError, StoredRun};
@@ -58,12 +59,32 @@ pub struct LiveEntry {
     pub queue_position: Option<usize>,
 }
 
+/// How much an engine has to do and holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Runs that wait.
+    pub queued: usize,
+    /// Runs in work.
+    pub running: usize,
+    /// Bytes of node outputs in memory.
+    pub memory_cache_bytes: u64,
+    /// Bytes of node outputs on disk.
+    pub disk_cache_bytes: u64,
+}
+
 pub(crate) struct Job {
     pub(crate) live: LiveRun,
     pub(crate) graph: Graph,
     pub(crate) target: String,
     /// Whether the process died while the run was in work before.
     pub(crate) retried: bool,
+    pub(crate) queued_at: Instant,
+}
+
+impl Job {
+    fn new(state: RunState, graph: Graph, target: String, retried: bool) -> Self {
+        Self { live: LiveRun::new(state), graph, target, retried, queued_at: Instant::now() }
+    }
 }
 
 #[derive(Default)]
@@ -143,7 +164,7 @@ impl Engine {
             };
             match (failure, Graph::from_value(&run.graph, &Limits::default())) {
                 (None, Ok(graph)) => {
-                    let job = Job { live: LiveRun::new(state), graph, target: run.target, retried: run.attempts > 0 };
+                    let job = Job::new(state, graph, run.target, run.attempts > 0);
                     self.enqueue(run.id, job);
                 }
                 (failure, _) => {
@@ -172,6 +193,13 @@ impl Engine {
     /// The nodes and their models.
     pub fn nodes(&self) -> &Nodes {
         &self.nodes
+    }
+
+    /// How much there is to do now.
+    pub fn load(&self) -> Load {
+        let (memory_cache_bytes, disk_cache_bytes) = self.cache.bytes();
+        let jobs = self.jobs();
+        Load { queued: jobs.queue.len(), running: jobs.working.len(), memory_cache_bytes, disk_cache_bytes }
     }
 
     /// Looks at the models folder if that wasn't done a moment ago. Blocking.
@@ -221,7 +249,7 @@ impl Engine {
             let status = self.jobs().by_id.get(&first.id).map_or(first.status, |job| job.live.status());
             return Ok(Submitted { run_id: first.id, status, created: false });
         }
-        let job = Job { live: LiveRun::new(state), graph: parsed, target: run.target, retried: false };
+        let job = Job::new(state, parsed, run.target, false);
         self.enqueue(run.id.clone(), job);
         Ok(Submitted { run_id: run.id, status: RunStatus::Queued, created: true })
     }
@@ -284,6 +312,7 @@ impl Engine {
             jobs.queue.len() < before
         };
         if was_queued {
+            meter::run_ended(RunStatus::Cancelled, None);
             let state = job.live.end(RunStatus::Cancelled, None);
             self.store.end(&state).await?;
             job.live.announce_end();

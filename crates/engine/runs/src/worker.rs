@@ -1,23 +1,28 @@
 //! Working off the queue.
 
 use crate::engine::{Engine, Job};
+use crate::meter::{self, NodeTimes};
 use crate::state::{RunFailure, RunStatus};
 use crate::takes;
 use engine_graph::{Execution, NodeError, NodeOutput, OutputSink, RunError, validate};
 use sha2::{Digest, Sha256};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 impl Engine {
     /// Runs one job after another until the engine stops.
     pub(crate) fn work(&self) {
         while let Some((id, job)) = self.next_job() {
+            let start = Instant::now();
+            meter::run_started(job.queued_at.elapsed());
             let outcome = catch_unwind(AssertUnwindSafe(|| self.execute(&id, &job)));
             let (status, failure) = outcome.unwrap_or_else(|_| {
                 let message = "internal error; the engine's log has the details".to_owned();
                 (RunStatus::Error, Some(RunFailure { node_id: None, message }))
             });
             if status != RunStatus::Cancelled || !self.is_stopping() {
+                meter::run_ended(status, Some(start.elapsed()));
                 self.finish(&id, &job, status, failure);
             }
             self.let_go(&id);
@@ -52,11 +57,12 @@ impl Engine {
             Err(error) => return failed(error.node_id, error.message),
         };
         let sink = TakeSink { engine: self, run_id: id, job };
+        let observer = NodeTimes::new(&job.live, &graph);
         let drawn = AtomicU64::new(0);
         let draw = || seed_of(id, drawn.fetch_add(1, Ordering::Relaxed));
         let execution = Execution::new(self.nodes.runners())
             .cache(&self.cache, &*self.nodes)
-            .observer(&job.live)
+            .observer(&observer)
             .sink(&sink)
             .seeds(&draw)
             .cancel(job.live.cancel.clone());
@@ -88,6 +94,7 @@ impl OutputSink for TakeSink<'_> {
     fn save(&self, output: &NodeOutput<'_>) -> Result<(), NodeError> {
         let node_id = output.node.id();
         for encoded in takes::encode(&self.job.graph, output)? {
+            let bytes = encoded.bytes.len() as u64;
             let take = takes::write(self.engine.media.takes(), encoded, self.run_id, node_id);
             let take =
                 take.map_err(|e| NodeError::new(format!("the take can't be written: {e}; make room and run again")))?;
@@ -100,6 +107,7 @@ impl OutputSink for TakeSink<'_> {
                 tracing::error!(%error, run = %self.run_id, "a take couldn't be listed");
                 NodeError::new("the take can't be listed: the run database failed; make room and run again")
             })?;
+            meter::take_listed(bytes);
             self.job.live.add_take(take);
         }
         Ok(())

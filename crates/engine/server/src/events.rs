@@ -42,6 +42,7 @@ pub(crate) async fn events(
 }
 
 async fn watch(state: AppState, id: String, wishes: Wishes, mut socket: WebSocket) {
+    let _counted = crate::metrics::Watcher::new();
     match state.engine().watch(&id, wishes.after, wishes.previews).await {
         Ok(Some(Watch::Live(subscription))) => {
             if follow(&state, &id, wishes.previews, subscription, &mut socket).await.is_ok() {

@@ -5,6 +5,7 @@ mod error;
 mod events;
 mod files;
 mod guard;
+mod metrics;
 mod models;
 mod openai;
 mod runs;
@@ -107,6 +108,7 @@ pub async fn serve(
     engine: Arc<Engine>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
+    metrics::install();
     axum::serve(listener, router(config, engine)).with_graceful_shutdown(stop).await?;
     Ok(())
 }
@@ -115,6 +117,7 @@ pub async fn serve(
 pub fn router(config: ServerConfig, engine: Arc<Engine>) -> Router {
     let state = AppState { engine, token: config.token.map(Into::into), limits: config.limits };
     Router::new()
+        .route("/metrics", get(metrics::page))
         .route("/v1/health", get(models::health))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*node_type}", get(models::get))
@@ -133,6 +136,7 @@ pub fn router(config: ServerConfig, engine: Arc<Engine>) -> Router {
         })
         .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
         .layer(middleware::from_fn(tidy))
+        .layer(middleware::from_fn(metrics::count))
         .with_state(state)
 }
 
