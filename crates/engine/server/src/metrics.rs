@@ -11,9 +11,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Upper bounds of the histograms, in seconds: from a poll to a long render.
-const BUCKETS: &[f64] = &[
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
-];
+const BUCKETS: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0];
 /// Samples wait in memory until they are put into buckets.
 const UPKEEP: Duration = Duration::from_secs(5);
 
