@@ -5,7 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # in order: the single-file names read the tensor lists that z_image.py writes
-SCRIPTS = ["recipe", "z_image", "demo_golden", "tokens", "noise", "schedule", "samplers", "comfy_single_file", "llm", "header_lists"]
+SCRIPTS = ["recipe", "z_image", "demo_golden", "tokens", "noise", "schedule", "samplers", "comfy_single_file", "llm", "bert", "header_lists"]
 
 for script in SCRIPTS:
     print(f"== {script}", flush=True)

@@ -34,6 +34,7 @@ pub const NATIVE_PREREQUISITES: &[&str] = &[];
 /// The media providers of this bundle, family by family.
 #[cfg(feature = "media")]
 pub mod providers {
+    pub use bert;
     pub use z_image;
 }
 
@@ -44,7 +45,7 @@ pub mod media {
 
     /// Adds every media provider of this bundle: one line a family.
     pub fn register_providers(builder: ProviderRegistryBuilder) -> ProviderRegistryBuilder {
-        z_image::register_providers(builder)
+        bert::register_providers(z_image::register_providers(builder))
     }
 
     /// The media providers of this bundle alone.

@@ -10,8 +10,9 @@ fn the_catalog_holds_exactly_these_ids() {
     assert_eq!(catalog.platform(), runtime::PLATFORM);
     assert_eq!(catalog.backend(), runtime::BACKEND);
     let generators = if cfg!(feature = "media") { r#"["z_image","z_image_turbo"]"# } else { "[]" };
+    let embedders = if cfg!(feature = "media") { r#"["sentence_bert"]"# } else { "[]" };
     let expected = format!(
-        r#"{{"platform":"cpu","backend":"candle","generator_ids":{generators},"transform_ids":[],"trainer_ids":[],"captioner_ids":[],"image_embedder_ids":[],"text_embedder_ids":[],"text_llm_ids":["candle-llama"],"snapshot_preparer_backends":["candle"]}}"#
+        r#"{{"platform":"cpu","backend":"candle","generator_ids":{generators},"transform_ids":[],"trainer_ids":[],"captioner_ids":[],"image_embedder_ids":[],"text_embedder_ids":{embedders},"text_llm_ids":["candle-llama"],"snapshot_preparer_backends":["candle"]}}"#
     );
     assert_eq!(catalog.snapshot().to_json(), expected);
 }

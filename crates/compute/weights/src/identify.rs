@@ -63,6 +63,7 @@ const NETWORK: &[&str] = &["", "model.diffusion_model.", "diffusion_model.", "tr
 const TEXT: &[&str] = &[
     "",
     "model.",
+    "bert.",
     "transformer.",
     "transformer.model.",
     "model.language_model.",
@@ -143,6 +144,12 @@ static SIGNATURES: &[Signature] = &[
         &["embed_tokens.weight", "layers.0.self_attn.q_proj.weight", "layers.0.mlp.gate_proj.weight"],
         &["layers.0.self_attn.q_norm.weight", "layers.0.pre_feedforward_layernorm.weight"],
         decoder_geometry,
+    ),
+    text(
+        "bert",
+        &["embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"],
+        &[],
+        no_geometry,
     ),
     text("t5", &["encoder.block.0.layer.0.SelfAttention.q.weight"], &[], no_geometry),
     text("clip", &["text_model.encoder.layers.0.self_attn.q_proj.weight"], &[], no_geometry),

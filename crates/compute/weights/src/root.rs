@@ -20,6 +20,7 @@ pub const CATEGORIES: &[&str] = &[
     "clip_vision",
     "upscale_models",
     "embeddings",
+    "llm",
 ];
 /// Folders below a category are searched this deep.
 const MAX_DEPTH: usize = 4;

@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn descriptions_that_cannot_be_used_are_refused() {
         let good = json!({"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}});
-        check(&[good.clone()], &ToolChoice::Named("get_weather".into())).unwrap();
+        check(std::slice::from_ref(&good), &ToolChoice::Named("get_weather".into())).unwrap();
         let function = |function: Value| json!({"type": "function", "function": function});
         for bad in [
             json!("get_weather"),

@@ -85,12 +85,14 @@ pub trait ImageEmbedder: Send + Sync {
     fn embed(&self, image: &Image) -> Result<Vec<f32>>;
 }
 
-/// Turns text into vectors of a picture model's space.
+/// Turns text into vectors, of a picture model's space or to compare texts by.
 pub trait TextEmbedder: Send + Sync {
     /// What it is and takes.
     fn descriptor(&self) -> &ModelDescriptor;
     /// Refuses a text that it can't take.
     fn validate(&self, text: &str) -> Result<()>;
+    /// Tokens of the text.
+    fn tokens(&self, text: &str) -> Result<usize>;
     /// The text's unit vector.
     fn embed(&self, text: &str) -> Result<Vec<f32>>;
 }
