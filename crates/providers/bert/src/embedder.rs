@@ -65,7 +65,8 @@ impl SentenceEmbedder {
             Some(tokens) if !text.is_empty() => Ok(tokens),
             Some(_) => Err(Error::invalid("input", "there must be a text")),
             None => {
-                let message = format!("a text has {count} tokens or more and this model takes {}; cut it", self.longest);
+                let message =
+                    format!("a text has {count} tokens or more and this model takes {}; cut it", self.longest);
                 Err(Error::invalid("input", message))
             }
         }
