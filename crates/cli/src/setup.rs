@@ -41,6 +41,7 @@ pub(crate) fn nodes(
 ) -> Result<Nodes> {
     let config = NodesConfig {
         providers: Arc::new(runtime_cpu::media::provider_registry().map_err(Failure::of)?),
+        text: Arc::new(runtime_cpu::text_registry().map_err(Failure::of)?),
         policy: policy(settings)?,
         library: Arc::new(ModelLibrary::new(&settings.models_dir, overrides(settings)?)),
         assets,

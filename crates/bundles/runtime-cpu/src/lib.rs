@@ -57,6 +57,14 @@ pub mod media {
     }
 }
 
+/// The language models of this bundle alone.
+///
+/// # Errors
+/// Two providers share an id.
+pub fn text_registry() -> core_llm::Result<core_llm::TextLlmRegistry> {
+    candle_llm::provider_registry()
+}
+
 /// The validated catalog of this bundle.
 ///
 /// # Errors

@@ -115,6 +115,9 @@ pub struct TextLlmRequest {
 }
 
 impl TextLlmRequest {
+    /// For [`Self::max_new_tokens`]: until the model's context is full.
+    pub const AS_MANY_AS_FIT: usize = usize::MAX;
+
     /// A request with defaults.
     pub fn new(messages: Vec<Message>, max_new_tokens: usize) -> Self {
         Self {

@@ -3,10 +3,11 @@
 use crate::lock;
 use crate::pool::{Component, ComponentPool, Wanted};
 use crate::prompts::PromptMemory;
+use core_llm::TextLlm;
 use engine_device::{DevicePolicy, ModelNeeds, Plan};
 use gen_core::{
     CancelFlag, Conditioning, Denoiser, DiffusionModel, Error, Image, Latents, LoadContext, LoadSpec, OffloadPolicy,
-    PreviewProjection, ProviderRegistry, Quant, Result, Role, TextEncoder, Vae,
+    PreviewProjection, ProviderRegistry, Quant, Result, Role, TextEmbedder, TextEncoder, Vae,
 };
 use sampling::{fit_preview, preview_image};
 use std::collections::{HashMap, VecDeque};
@@ -87,6 +88,34 @@ impl ModelHost {
             models.pop_front();
         }
         Ok(hosted)
+    }
+
+    /// A language model, loaded if need be.
+    pub(crate) fn language(
+        &self,
+        key: &str,
+        bytes: u64,
+        cancel: &CancelFlag,
+        load: impl FnOnce() -> Result<Arc<dyn TextLlm>>,
+    ) -> Result<Arc<dyn TextLlm>> {
+        match self.shared.pool.get(&Wanted { key, bytes }, cancel, || load().map(Component::Language))? {
+            Component::Language(model) => Ok(model),
+            _ => Err(mixed_up(Role::TextEncoder)),
+        }
+    }
+
+    /// A text embedder, loaded if need be.
+    pub(crate) fn embedder(
+        &self,
+        key: &str,
+        bytes: u64,
+        cancel: &CancelFlag,
+        load: impl FnOnce() -> Result<Arc<dyn TextEmbedder>>,
+    ) -> Result<Arc<dyn TextEmbedder>> {
+        match self.shared.pool.get(&Wanted { key, bytes }, cancel, || load().map(Component::Embedder))? {
+            Component::Embedder(model) => Ok(model),
+            _ => Err(mixed_up(Role::TextEncoder)),
+        }
     }
 
     fn opened(&self, stamp: &str) -> Option<Arc<HostedModel>> {

@@ -8,6 +8,7 @@ pub mod demo;
 mod families;
 mod host;
 mod image_node;
+mod language;
 mod library;
 mod pool;
 mod primitives;
@@ -15,6 +16,7 @@ mod prompts;
 mod reporter;
 mod sources;
 
+use core_llm::TextLlmRegistry;
 use engine_device::DevicePolicy;
 use engine_graph::{ContentHasher, Contents, NodeError, NodeRegistry, ParamValue, RegistryError, RunnerSet, ValidNode};
 use families::{IMAGE_NODES, Origin};
@@ -28,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use assets::{AssetError, AssetSource};
 pub use families::DEMO_NODE;
+pub use language::{LANGUAGE_CATEGORY, LanguageModels};
 pub use host::{HostedModel, ModelHost};
 pub use library::{Choice, ComponentKind, FamilyParts, ModelLibrary};
 pub use primitives::{Latent, value_bytes};
@@ -36,6 +39,8 @@ pub use primitives::{Latent, value_bytes};
 pub struct NodesConfig {
     /// The bundle's providers.
     pub providers: Arc<ProviderRegistry>,
+    /// The bundle's language models.
+    pub text: Arc<TextLlmRegistry>,
     /// Decides where models live.
     pub policy: DevicePolicy,
     /// The models that the user has.
@@ -55,6 +60,7 @@ pub struct Nodes {
     library: Arc<ModelLibrary>,
     assets: Arc<dyn AssetSource>,
     host: Arc<ModelHost>,
+    language: Arc<LanguageModels>,
 }
 
 impl Nodes {
@@ -64,6 +70,8 @@ impl Nodes {
     /// A descriptor is malformed: a mistake in the program, found by its tests.
     pub fn new(config: NodesConfig) -> Result<Self, RegistryError> {
         let host = Arc::new(ModelHost::new(config.providers, config.policy));
+        let (shared, library) = (Arc::clone(&host), Arc::clone(&config.library));
+        let language = Arc::new(LanguageModels { registry: config.text, host: shared, library });
         let mut runners = RunnerSet::new();
         sources::register(&mut runners, &config.assets);
         let mut image_runners = BTreeMap::new();
@@ -83,7 +91,7 @@ impl Nodes {
         primitives.register(&mut runners, &config.sampler);
         descriptors.extend(primitives::descriptors());
         let base = NodeRegistry::new(descriptors)?;
-        Ok(Self { base, runners, image_runners, primitives, library: config.library, assets: config.assets, host })
+        Ok(Self { base, runners, image_runners, primitives, library: config.library, assets: config.assets, host, language })
     }
 
     /// The node types as they are to be served: with the files of the models folder among their options, as of its last
@@ -105,6 +113,11 @@ impl Nodes {
     /// The models that the user has.
     pub fn library(&self) -> &ModelLibrary {
         &self.library
+    }
+
+    /// The language models and text embedders.
+    pub fn language(&self) -> &Arc<LanguageModels> {
+        &self.language
     }
 
     /// The loaded models.

@@ -1,7 +1,8 @@
 //! Loaded components, shared by every model that has them and dropped when others need the room.
 
 use crate::lock;
-use gen_core::{CancelFlag, Denoiser, Result, TextEncoder, Vae};
+use core_llm::TextLlm;
+use gen_core::{CancelFlag, Denoiser, Result, TextEmbedder, TextEncoder, Vae};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ pub(crate) enum Component {
     TextEncoder(Arc<dyn TextEncoder>),
     Denoiser(Arc<dyn Denoiser>),
     Vae(Arc<dyn Vae>),
+    Language(Arc<dyn TextLlm>),
+    Embedder(Arc<dyn TextEmbedder>),
 }
 
 impl Component {
@@ -23,6 +26,8 @@ impl Component {
             Self::TextEncoder(component) => Arc::strong_count(component),
             Self::Denoiser(component) => Arc::strong_count(component),
             Self::Vae(component) => Arc::strong_count(component),
+            Self::Language(component) => Arc::strong_count(component),
+            Self::Embedder(component) => Arc::strong_count(component),
         };
         holders == 1
     }

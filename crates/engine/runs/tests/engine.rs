@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 fn nodes(media: Arc<Media>) -> Nodes {
     Nodes::new(NodesConfig {
         providers: Arc::new(z_image::provider_registry().unwrap()),
+        text: Arc::new(core_llm::TextLlmRegistryBuilder::new().build().unwrap()),
         policy: DevicePolicy::new(Machine::host(false), Settings::default()).unwrap(),
         library: Arc::new(ModelLibrary::new("/nonexistent", Vec::new())),
         assets: media,

@@ -66,7 +66,7 @@ impl Answer {
             opens_thought: opens_thought.map(|(open, _)| open),
             top_logprobs: request.logprobs,
             prompt_tokens: prompt.tokens.len(),
-            max_new_tokens: request.max_new_tokens,
+            max_new_tokens: request.max_new_tokens.min(prompt.room),
             made: 0,
             ended: false,
             stopped: false,

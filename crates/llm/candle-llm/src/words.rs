@@ -27,6 +27,8 @@ pub(crate) struct Words {
 pub(crate) struct Prompt {
     /// At least one token, with room for the answer after them.
     pub(crate) tokens: Vec<u32>,
+    /// Tokens that fit behind it.
+    pub(crate) room: usize,
     /// Whether it ends within a thought that the model is to continue.
     pub(crate) opens_thought: bool,
 }
@@ -75,11 +77,11 @@ impl Words {
                 let message = format!("{count} tokens and the model's context is {context}; shorten the {field}");
                 Err(Error::invalid(field, message))
             }
-            room if room < request.max_new_tokens => {
+            room if room < request.max_new_tokens && request.max_new_tokens != TextLlmRequest::AS_MANY_AS_FIT => {
                 let message = format!("after {count} tokens of {field} the context of {context} has room for {room}");
                 Err(Error::invalid("max_new_tokens", message))
             }
-            _ => Ok(Prompt { tokens, opens_thought: opens_thought(&text) }),
+            room => Ok(Prompt { tokens, room, opens_thought: opens_thought(&text) }),
         }
     }
 
