@@ -30,8 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use assets::{AssetError, AssetSource};
 pub use families::DEMO_NODE;
-pub use language::{LANGUAGE_CATEGORY, LanguageModels};
 pub use host::{HostedModel, ModelHost};
+pub use language::{LANGUAGE_CATEGORY, LanguageModels};
 pub use library::{Choice, ComponentKind, FamilyParts, ModelLibrary};
 pub use primitives::{Latent, value_bytes};
 
@@ -91,7 +91,16 @@ impl Nodes {
         primitives.register(&mut runners, &config.sampler);
         descriptors.extend(primitives::descriptors());
         let base = NodeRegistry::new(descriptors)?;
-        Ok(Self { base, runners, image_runners, primitives, library: config.library, assets: config.assets, host, language })
+        Ok(Self {
+            base,
+            runners,
+            image_runners,
+            primitives,
+            library: config.library,
+            assets: config.assets,
+            host,
+            language,
+        })
     }
 
     /// The node types as they are to be served: with the files of the models folder among their options, as of its last
