@@ -141,6 +141,21 @@ pub struct ServeArgs {
     /// Listen beyond this machine without a token
     #[arg(long)]
     pub insecure: bool,
+    /// Origins whose pages may use the engine, such as https://studio.example; pages of this machine always may
+    #[arg(long, env = "INLINE_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    pub allow_origin: Vec<String>,
+    /// Largest JSON body, in MiB
+    #[arg(long, env = "INLINE_JSON_LIMIT_MB", default_value_t = 8, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub json_limit_mb: u32,
+    /// Largest uploaded file, in MiB
+    #[arg(long, env = "INLINE_ASSET_LIMIT_MB", default_value_t = 256, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub asset_limit_mb: u32,
+    /// Seconds that a client may be silent in the middle of a request, or idle between two
+    #[arg(long, env = "INLINE_REQUEST_TIMEOUT_S", default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub request_timeout_s: u32,
+    /// Open connections at most; further ones wait
+    #[arg(long, env = "INLINE_MAX_CONNECTIONS", default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_connections: u32,
     /// Folder below which `input/image` may read files by path; may be given several times
     #[arg(long, value_name = "DIR")]
     pub allow_path: Vec<PathBuf>,

@@ -3,13 +3,15 @@
 use crate::args::{ServeArgs, SettingsArgs};
 use crate::{Failure, Result, setup};
 use engine_runs::{Engine, EngineOptions, Media, PathAccess, Store};
-use engine_server::ServerConfig;
+use engine_server::{Limits, ServerConfig};
 use sampling::BatchingSampler;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Rows of one forward pass; a guided picture takes two.
 const MAX_ROWS: usize = 8;
+const MIB: usize = 1 << 20;
 
 pub(crate) fn run(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
     // Requests are light; the work has threads of its own.
@@ -28,7 +30,13 @@ fn address(args: &ServeArgs) -> Result<SocketAddr> {
 
 async fn serve(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
     let token = args.token.clone().filter(|token| !token.is_empty());
-    let config = ServerConfig { token, insecure: args.insecure, ..ServerConfig::default() };
+    let limits = Limits {
+        json: args.json_limit_mb as usize * MIB,
+        asset: args.asset_limit_mb as usize * MIB,
+        patience: Duration::from_secs(args.request_timeout_s.into()),
+        connections: args.max_connections as usize,
+    };
+    let config = ServerConfig { token, insecure: args.insecure, origins: args.allow_origin.clone(), limits };
     let listener = engine_server::bind(address(args)?, &config).await.map_err(Failure::of)?;
     let store = Store::open(&settings.data_dir).await.map_err(Failure::of)?;
     let paths = if args.allow_path.is_empty() { PathAccess::None } else { PathAccess::Below(args.allow_path.clone()) };
@@ -63,10 +71,10 @@ async fn serve(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
         let _ = told.send(());
     }));
     tokio::select! {
-        ended = server => ended.map_err(Failure::of)?.map_err(Failure::of),
+        ended = server => ended.map_err(Failure::of),
         _ = async {
             let _ = signal.await;
-            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
         } => Ok(()),
     }
 }

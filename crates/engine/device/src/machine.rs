@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Kinds of compute device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
     /// The host processor.

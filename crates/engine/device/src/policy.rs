@@ -35,7 +35,7 @@ pub struct Plan {
 }
 
 /// What `/v1/health` says of the device; megabytes are 2^20 bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceInfo {
     /// Kind of the main device.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A class of machine with its own defaults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Profile {
     /// A GPU with 16 GB or more.

@@ -25,7 +25,7 @@ use serde_json::{Number, Value};
 use crate::kind::{MediaKind, PortKind};
 
 /// A node type.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeDescriptor {
     /// The type's name, `vendor/model` or `group/verb`.
@@ -53,7 +53,7 @@ pub struct NodeDescriptor {
 }
 
 /// An input or output port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PortDescriptor {
     /// The port's name in edges.
@@ -67,7 +67,7 @@ pub struct PortDescriptor {
 }
 
 /// How a client edits a param.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Widget {
     /// One line of text.
@@ -85,7 +85,7 @@ pub enum Widget {
 }
 
 /// What a param means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ParamKind {
     /// A seed: -1 (random) to 2^64-1, as a JSON number or text.
@@ -105,7 +105,7 @@ pub enum ParamKind {
 }
 
 /// One choice of a select.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SelectOption {
     /// The param's value.
@@ -115,7 +115,7 @@ pub struct SelectOption {
 }
 
 /// A param of a node type.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ParamDescriptor {
     /// The param's name.
@@ -128,12 +128,15 @@ pub struct ParamDescriptor {
     pub default: Value,
     /// The smallest number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
     pub min: Option<Number>,
     /// The largest number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
     pub max: Option<Number>,
     /// The increment. A whole step makes the param a whole number that must lie on it, counted from `min`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
     pub step: Option<Number>,
     /// What a whole number must be a multiple of, where that is finer than the increment that clients use.
     #[serde(default, skip_serializing_if = "Option::is_none")]

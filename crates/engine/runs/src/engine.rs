@@ -53,8 +53,16 @@ pub struct Submitted {
 /// A live run in the list of runs.
 #[derive(Debug, Clone)]
 pub struct LiveEntry {
-    /// Its state.
-    pub state: RunState,
+    /// Its id.
+    pub run_id: String,
+    /// Where it stands.
+    pub status: RunStatus,
+    /// The node that it is for.
+    pub target: String,
+    /// How much of it is done, 0 to 1.
+    pub fraction: f64,
+    /// Unix milliseconds of its submission.
+    pub created_at: i64,
     /// Its place in the queue, from 0; `None` once it has started.
     pub queue_position: Option<usize>,
 }
@@ -288,11 +296,14 @@ impl Engine {
         let jobs = self.jobs();
         let places: HashMap<&str, usize> = jobs.queue.iter().enumerate().map(|(i, id)| (id.as_str(), i)).collect();
         let entry = |id: &String| {
-            let state = jobs.by_id.get(id)?.live.state();
-            let live = !state.status.is_final();
-            live.then(|| LiveEntry { queue_position: places.get(id.as_str()).copied(), state })
+            jobs.by_id.get(id)?.live.entry(places.get(id.as_str()).copied())
         };
         jobs.order.iter().filter_map(entry).collect()
+    }
+
+    /// The queue: places from 0 by run.
+    pub fn queue_positions(&self) -> HashMap<String, usize> {
+        self.jobs().queue.iter().enumerate().map(|(place, id)| (id.clone(), place)).collect()
     }
 
     /// Stops a run, queued or in work, and gives its status; one that has ended stays as it is. Waits a moment for work

@@ -1,5 +1,6 @@
 //! A run that is queued or in work: its state, and the events that its watchers get.
 
+use crate::engine::LiveEntry;
 use crate::picture::encode_jpeg;
 use crate::state::{NodePhase, NodeState, RunFailure, RunState, RunStatus, Take, rounded};
 use engine_graph::{Event, Observer, Progress};
@@ -88,6 +89,19 @@ impl LiveRun {
     /// The state now.
     pub fn state(&self) -> RunState {
         self.lock().state.clone()
+    }
+
+    /// Its line in the list of live runs; `None` once it has ended.
+    pub(crate) fn entry(&self, queue_position: Option<usize>) -> Option<LiveEntry> {
+        let state = &self.lock().state;
+        (!state.status.is_final()).then(|| LiveEntry {
+            run_id: state.run_id.clone(),
+            status: state.status,
+            target: state.target.clone(),
+            fraction: rounded(state.fraction),
+            created_at: state.created_at,
+            queue_position,
+        })
     }
 
     /// Where it stands now.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Where a run stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunStatus {
     /// Waiting.
@@ -45,7 +45,7 @@ impl RunStatus {
 }
 
 /// Where a node stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
 pub enum NodePhase {
@@ -57,7 +57,7 @@ pub enum NodePhase {
 }
 
 /// A node of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeState {
     /// Where it stands.
@@ -104,7 +104,7 @@ impl NodeState {
 }
 
 /// An immutable output.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Take {
     /// Random id.
@@ -120,6 +120,7 @@ pub struct Take {
     /// `sha256-` and the hash of the bytes.
     pub hash: String,
     /// Everything needed to make it again.
+    #[schema(value_type = Object)]
     pub params: Map<String, Value>,
     /// Unix milliseconds.
     pub created_at: i64,
@@ -129,7 +130,7 @@ pub struct Take {
 }
 
 /// Why a run failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RunFailure {
     /// The node that failed.
@@ -139,7 +140,7 @@ pub struct RunFailure {
 }
 
 /// A run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RunState {
     /// Random id.
@@ -162,6 +163,7 @@ pub struct RunState {
     pub client_run_id: Option<String>,
     /// The object that the client gave with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub meta: Option<Value>,
     /// Unix milliseconds of its submission.
     pub created_at: i64,

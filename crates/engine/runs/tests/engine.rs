@@ -222,7 +222,7 @@ async fn what_may_have_killed_the_process_runs_alone() {
     let mut alone = 0;
     loop {
         let live = engine.live_runs();
-        let working: Vec<_> = live.iter().filter(|e| e.state.status == RunStatus::Running).collect();
+        let working: Vec<_> = live.iter().filter(|e| e.status == RunStatus::Running).collect();
         // Four are left until the first two, which were in work before, have ended.
         if live.len() > 2 && !working.is_empty() {
             assert_eq!(working.len(), 1);

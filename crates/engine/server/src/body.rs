@@ -6,13 +6,20 @@ use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 use futures::StreamExt;
 use serde_json::{Map, Value};
+use std::time::Duration;
+use tokio::time::Instant;
 
-/// Reads a body of at most `limit` bytes.
+/// Bytes a second that a sender must reach on the whole, once its first patience is used up.
+const SLOWEST: usize = 16 << 10;
+
+/// Reads a body of at most `limit` bytes. A sender that pauses for too long is given up, and so is one that trickles.
 pub(crate) async fn read(body: Body, limit: usize, limits: &Limits) -> Result<Bytes, ApiError> {
     let mut stream = body.into_data_stream();
-    let mut bytes = Vec::new();
+    let (start, mut bytes) = (Instant::now(), Vec::new());
     loop {
-        let piece = tokio::time::timeout(limits.patience, stream.next()).await.map_err(|_| {
+        let earned = Duration::from_secs((bytes.len() / SLOWEST) as u64);
+        let deadline = (start + limits.patience + earned).min(Instant::now() + limits.patience);
+        let piece = tokio::time::timeout_at(deadline, stream.next()).await.map_err(|_| {
             ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body came too slowly; send it again")
         })?;
         let Some(piece) = piece else { return Ok(bytes.into()) };

@@ -50,6 +50,33 @@ impl ApiError {
     }
 }
 
+/// The body of every refusal.
+#[derive(utoipa::ToSchema)]
+#[schema(as = Error)]
+#[allow(dead_code)] // for the document; `ApiError::to_json` writes it
+pub(crate) struct ErrorBody {
+    error: ErrorDetail,
+}
+
+/// What is wrong and what to change.
+#[derive(utoipa::ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[allow(dead_code)] // see `ErrorBody`
+struct ErrorDetail {
+    /// Stable name of the kind of error.
+    code: String,
+    /// For people.
+    message: String,
+    /// The node of the graph that it is about.
+    node_id: Option<String>,
+    /// The port of that node.
+    port: Option<String>,
+    /// On OpenAI's routes: `invalid_request_error` or `server_error`.
+    r#type: Option<String>,
+    /// On OpenAI's routes: the field that it is about.
+    param: Option<String>,
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         (self.status, axum::Json(self.to_json())).into_response()

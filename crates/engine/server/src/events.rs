@@ -17,9 +17,12 @@ const UNKNOWN_RUN: u16 = 4404;
 /// A watcher that takes nothing for this long is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-#[derive(Deserialize)]
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct EventsQuery {
+    /// `seq` of the last event that was seen: those after it come first.
     after: Option<u64>,
+    /// `1` for small JPEG frames of how the result looks so far.
     previews: Option<String>,
 }
 
@@ -29,6 +32,10 @@ struct Wishes {
     previews: bool,
 }
 
+/// A websocket of the run's events: a snapshot, what happens, and the end. Each is one JSON text frame with a `type`.
+#[utoipa::path(get, path = "/v1/runs/{id}/events", tag = "runs", params(("id" = String, Path), EventsQuery),
+    responses((status = 101, description = "The event stream; an unknown run is closed with code 4404"),
+        (status = 426, body = crate::error::ErrorBody)))]
 pub(crate) async fn events(
     State(state): State<AppState>,
     Path(id): Path<String>,

@@ -1,6 +1,7 @@
 //! The /v1 API: routes, websocket and safety rules.
 
 mod body;
+mod connections;
 mod error;
 mod events;
 mod files;
@@ -8,11 +9,13 @@ mod guard;
 mod metrics;
 mod models;
 mod openai;
+mod openapi;
 mod runs;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -23,6 +26,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tower_http::cors::{AllowOrigin, CorsLayer};
 
 pub use error::ApiError;
 
@@ -35,11 +39,13 @@ pub struct Limits {
     pub asset: usize,
     /// A sender that gives nothing for this long is given up.
     pub patience: Duration,
+    /// Open connections at most; further ones wait.
+    pub connections: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { json: 8 << 20, asset: 256 << 20, patience: Duration::from_secs(30) }
+        Self { json: 8 << 20, asset: 256 << 20, patience: Duration::from_secs(30), connections: 4096 }
     }
 }
 
@@ -50,6 +56,8 @@ pub struct ServerConfig {
     pub token: Option<String>,
     /// Listen beyond this machine without a token.
     pub insecure: bool,
+    /// Origins whose pages may use the engine, such as `https://studio.example`, beside those of this machine.
+    pub origins: Vec<String>,
     /// What a client may ask.
     pub limits: Limits,
 }
@@ -68,9 +76,9 @@ pub enum ServeError {
         /// What the system says.
         error: std::io::Error,
     },
-    /// Serving failed.
-    #[error("the server stopped: {0}")]
-    Io(#[from] std::io::Error),
+    /// A page's origin can't be one.
+    #[error("'{0}' is not an origin; write scheme and host, such as https://studio.example")]
+    Origin(String),
 }
 
 /// What handlers share.
@@ -78,6 +86,10 @@ pub enum ServeError {
 pub(crate) struct AppState {
     engine: Arc<Engine>,
     token: Option<Arc<str>>,
+    /// Origins whose pages may use the engine, beside those of this machine.
+    origins: Arc<[String]>,
+    /// Whether only addresses and this machine's own names are answered to.
+    local_names_only: bool,
     limits: Limits,
 }
 
@@ -90,33 +102,63 @@ impl AppState {
 /// Binds the address.
 ///
 /// # Errors
-/// The address is taken, or would expose the engine without a token.
+/// The address is taken, or would expose the engine without a token; or an origin is none.
 pub async fn bind(address: SocketAddr, config: &ServerConfig) -> Result<TcpListener, ServeError> {
     if !address.ip().is_loopback() && config.token.is_none() && !config.insecure {
         return Err(ServeError::Exposed(address));
     }
+    if let Some(origin) = config.origins.iter().find(|origin| !is_origin(origin)) {
+        return Err(ServeError::Origin(origin.clone()));
+    }
     TcpListener::bind(address).await.map_err(|error| ServeError::Bind { address, error })
 }
 
+/// Scheme and host, perhaps a port, and nothing else: as browsers send it.
+fn is_origin(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, host)| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+        !scheme.is_empty() && !host.is_empty() && host.bytes().all(plain)
+    })
+}
+
 /// Serves until `stop` resolves.
-///
-/// # Errors
-/// The listener failed.
 pub async fn serve(
     listener: TcpListener,
     config: ServerConfig,
     engine: Arc<Engine>,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), ServeError> {
+    stop: impl Future<Output = ()>,
+) {
     metrics::install();
-    axum::serve(listener, router(config, engine)).with_graceful_shutdown(stop).await?;
-    Ok(())
+    let limits = config.limits;
+    connections::serve(listener, router(config, engine), limits, stop).await;
 }
 
-/// The routes.
+/// The routes, within the safety rules.
 pub fn router(config: ServerConfig, engine: Arc<Engine>) -> Router {
-    let state = AppState { engine, token: config.token.map(Into::into), limits: config.limits };
+    let state = AppState {
+        engine,
+        local_names_only: config.token.is_none() && !config.insecure,
+        token: config.token.map(Into::into),
+        origins: config.origins.into(),
+        limits: config.limits,
+    };
+    routes()
+        .fallback(|| async { ApiError::not_found("there is no such route; the API is below /v1") })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route doesn't take that method")
+        })
+        .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
+        .layer(middleware::from_fn(tidy))
+        // Outside the guard: a browser asks before it sends a token.
+        .layer(cors(Arc::clone(&state.origins)))
+        .layer(middleware::from_fn(metrics::count))
+        .with_state(state)
+}
+
+fn routes() -> Router<AppState> {
     Router::new()
+        .route("/openapi.json", get(openapi::document))
+        .route(openapi::PAGE, get(openapi::page))
         .route("/metrics", get(metrics::page))
         .route("/v1/health", get(models::health))
         .route("/v1/models", get(models::list))
@@ -130,14 +172,24 @@ pub fn router(config: ServerConfig, engine: Arc<Engine>) -> Router {
         .route("/v1/assets", post(models::upload))
         .route("/v1/assets/{id}/bytes", get(models::asset_bytes))
         .merge(openai::routes())
-        .fallback(|| async { ApiError::not_found("there is no such route; the API is below /v1") })
-        .method_not_allowed_fallback(|| async {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route doesn't take that method")
-        })
-        .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
-        .layer(middleware::from_fn(tidy))
-        .layer(middleware::from_fn(metrics::count))
-        .with_state(state)
+}
+
+/// Lets pages read answers that the guard lets them have; no other origin is named, and never `*`.
+fn cors(allowed: Arc<[String]>) -> CorsLayer {
+    let trusted = move |origin: &HeaderValue, parts: &Parts| guard::is_trusted(origin, &parts.headers, &allowed);
+    let name = HeaderName::from_static;
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::predicate(trusted))
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
+        .allow_headers([
+            header::AUTHORIZATION,
+            header::CONTENT_TYPE,
+            header::IF_NONE_MATCH,
+            header::RANGE,
+            name("idempotency-key"),
+        ])
+        .expose_headers([header::ETAG, header::CONTENT_RANGE, header::CONTENT_LENGTH])
+        .max_age(Duration::from_secs(3600))
 }
 
 /// Turns a handler's panic and the framework's own refusals into JSON errors.

@@ -62,7 +62,9 @@ pub(crate) fn install() {
     });
 }
 
-/// The page.
+/// What the engine counts, for Prometheus.
+#[utoipa::path(get, path = "/metrics", tag = "engine",
+    responses((status = 200, body = String, content_type = "text/plain")))]
 pub(crate) async fn page(State(state): State<AppState>) -> Response {
     let load = state.engine.load();
     metrics::gauge!("inline_queue_depth").set(load.queued as f64);

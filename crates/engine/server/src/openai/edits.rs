@@ -22,6 +22,27 @@ struct Files {
     mask: Option<Bytes>,
 }
 
+/// The form of an edit.
+#[derive(utoipa::ToSchema)]
+#[allow(dead_code)] // for the document; `form` reads it
+pub(crate) struct EditForm {
+    /// The picture.
+    #[schema(value_type = String, format = Binary)]
+    image: Vec<u8>,
+    /// A picture of the same size whose transparent part is painted anew; the picture's own when left out.
+    #[schema(value_type = Option<String>, format = Binary)]
+    mask: Option<Vec<u8>>,
+    #[schema(inline)]
+    #[serde(flatten)]
+    fields: ImageBody,
+}
+
+/// Paints a picture anew, or with a mask its transparent part, and waits for the result.
+#[utoipa::path(post, path = "/v1/images/edits", tag = "openai",
+    request_body(content = EditForm, content_type = "multipart/form-data"),
+    responses((status = 200, body = Answer), (status = 404, body = crate::error::ErrorBody),
+        (status = 413, body = crate::error::ErrorBody), (status = 415, body = crate::error::ErrorBody),
+        (status = 422, body = crate::error::ErrorBody)))]
 pub(crate) async fn edits(
     State(state): State<AppState>,
     headers: HeaderMap,

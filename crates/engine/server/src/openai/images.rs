@@ -17,7 +17,7 @@ use std::sync::Arc;
 const MAX_COUNT: u32 = 10;
 
 /// What to paint.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImageBody {
     /// What to paint.
@@ -49,7 +49,7 @@ pub(crate) struct ImageBody {
 }
 
 /// How pictures are given back.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
     /// The address of the take's bytes.
@@ -60,7 +60,7 @@ pub(crate) enum ResponseFormat {
 }
 
 /// Format of the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OutputFormat {
     /// Lossless, with the settings embedded.
@@ -75,6 +75,11 @@ pub(crate) struct Sources {
     pub mask: Option<String>,
 }
 
+/// Paints pictures and waits for them. Each is an ordinary run, which goes on when the client goes away.
+#[utoipa::path(post, path = "/v1/images/generations", tag = "openai", request_body = ImageBody,
+    params(("Idempotency-Key" = Option<String>, Header, description = "Sent again, it gives the first request's pictures")),
+    responses((status = 200, body = Answer), (status = 404, body = crate::error::ErrorBody),
+        (status = 422, body = crate::error::ErrorBody)))]
 pub(crate) async fn generations(
     State(state): State<AppState>,
     headers: HeaderMap,

@@ -4,8 +4,8 @@
 //! is also what the API's document shows. Refusals are the contract's error object with the two fields that OpenAI's
 //! clients read besides, `type` and `param`.
 
-mod edits;
-mod images;
+pub(crate) mod edits;
+pub(crate) mod images;
 mod pictures;
 
 use crate::body::{json_object, read_json};

@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// The pictures of a request.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = Images)]
 pub(crate) struct Answer {
     /// Unix seconds.
     pub created: i64,
@@ -20,7 +21,7 @@ pub(crate) struct Answer {
 }
 
 /// A picture: its address or its bytes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Picture {
     /// Where the bytes are.
     #[serde(skip_serializing_if = "Option::is_none")]
