@@ -37,7 +37,9 @@ fn chain(length: usize) -> Value {
         if i < length {
             inputs["image"] = json!({"from": format!("m{}", i + 1), "output": "image"});
         }
-        nodes.push(json!({"id": format!("m{i}"), "type": "inline/demo", "params": {"steps": 1, "seed": 1}, "inputs": inputs}));
+        nodes.push(
+            json!({"id": format!("m{i}"), "type": "inline/demo", "params": {"steps": 1, "seed": 1}, "inputs": inputs}),
+        );
     }
     json!({"schemaVersion": 1, "nodes": nodes})
 }
@@ -85,7 +87,14 @@ fn no_id_or_name_leads_out_of_its_folder() {
     let (dir, server) = server(&[]);
     // What a path that gets out would find.
     std::fs::write(dir.path().join("secret.bin"), b"secret").unwrap();
-    for id in ["..%2f..%2fsecret.bin", "%2e%2e%2f%2e%2e%2fsecret.bin", "..%5c..%5csecret", "%2fetc%2fpasswd", "sha256-..%2f..%2fsecret", "%00"] {
+    for id in [
+        "..%2f..%2fsecret.bin",
+        "%2e%2e%2f%2e%2e%2fsecret.bin",
+        "..%5c..%5csecret",
+        "%2fetc%2fpasswd",
+        "sha256-..%2f..%2fsecret",
+        "%00",
+    ] {
         for path in ["/v1/takes/{}", "/v1/takes/{}/bytes", "/v1/assets/{}/bytes", "/v1/runs/{}", "/v1/models/{}"] {
             let path = path.replace("{}", id);
             assert_eq!(refusal(&server.get(&path)), (404, "not_found".into()), "{path}");
@@ -218,7 +227,8 @@ fn trickle(server: &Server, head: &str, gap: Duration) -> (String, Duration) {
 #[test]
 fn slow_senders_are_given_up() {
     let (_dir, server) = server(&["--request-timeout-s", "1"]);
-    let body = "POST /v1/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
+    let body =
+        "POST /v1/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
     let (said, after) = trickle(&server, body, Duration::from_secs(3));
     assert!(said.starts_with("HTTP/1.1 408") && said.contains("\"code\":\"timeout\""), "{said}");
     assert!(after < Duration::from_secs(10), "{after:?}");
@@ -247,8 +257,9 @@ fn pages_of_other_origins_get_nothing() {
         }
     };
     let ask = |method: &str, origin: &str| {
-        let preflight = [("access-control-request-method", "POST"), ("access-control-request-headers", "authorization")];
-        let headers = [&[("origin", origin)], if method == "OPTIONS" { &preflight[..] } else { &[] }].concat();
+        let preflight =
+            [("access-control-request-method", "POST"), ("access-control-request-headers", "authorization")];
+        let headers = [&[("origin", origin)][..], if method == "OPTIONS" { &preflight[..] } else { &[] }].concat();
         server.send(method, "/v1/runs", &headers, b"")
     };
     for origin in ["https://evil.example", "http://studio.example", "https://studio.example.evil", "null", "*"] {
@@ -276,7 +287,8 @@ fn tokens_are_asked_for_everywhere_but_on_the_page() {
     let with = |path: &str, value: &str| server.send("GET", path, &[("authorization", value)], b"").status;
     for path in ["/v1/health", "/v1/runs", "/v1/models", "/v1/takes", "/metrics", "/openapi.json", "/nothing"] {
         assert_eq!(server.get(path).status, 401, "{path}");
-        for value in ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "Bearer Secret"] {
+        for value in ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "Bearer Secret"]
+        {
             assert_eq!(with(path, value), 401, "{path} {value}");
         }
     }

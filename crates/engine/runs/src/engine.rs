@@ -295,9 +295,7 @@ impl Engine {
     pub fn live_runs(&self) -> Vec<LiveEntry> {
         let jobs = self.jobs();
         let places: HashMap<&str, usize> = jobs.queue.iter().enumerate().map(|(i, id)| (id.as_str(), i)).collect();
-        let entry = |id: &String| {
-            jobs.by_id.get(id)?.live.entry(places.get(id.as_str()).copied())
-        };
+        let entry = |id: &String| jobs.by_id.get(id)?.live.entry(places.get(id.as_str()).copied());
         jobs.order.iter().filter_map(entry).collect()
     }
 

@@ -2,9 +2,9 @@
 
 use crate::{ApiError, AppState};
 use axum::extract::{Request, State};
+use axum::http::HeaderValue;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
-use axum::http::HeaderValue;
 use axum::response::Response;
 use subtle::ConstantTimeEq;
 

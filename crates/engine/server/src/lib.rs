@@ -122,12 +122,7 @@ fn is_origin(text: &str) -> bool {
 }
 
 /// Serves until `stop` resolves.
-pub async fn serve(
-    listener: TcpListener,
-    config: ServerConfig,
-    engine: Arc<Engine>,
-    stop: impl Future<Output = ()>,
-) {
+pub async fn serve(listener: TcpListener, config: ServerConfig, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
     metrics::install();
     let limits = config.limits;
     connections::serve(listener, router(config, engine), limits, stop).await;

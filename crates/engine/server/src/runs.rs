@@ -227,10 +227,7 @@ pub(crate) fn short(id: &str) -> String {
 /// Stops a run, queued or in work. One that has ended stays as it is.
 #[utoipa::path(delete, path = "/v1/runs/{id}", tag = "runs", params(("id" = String, Path)),
     responses((status = 200, body = RunAnswer), (status = 404, body = ErrorBody)))]
-pub(crate) async fn cancel(
-    State(state): State<AppState>,
-    Path(id): Path<String>,
-) -> Result<Json<RunAnswer>, ApiError> {
+pub(crate) async fn cancel(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<RunAnswer>, ApiError> {
     let status = state.engine().cancel(&id).await?.ok_or_else(|| unknown_run(&id))?;
     Ok(Json(RunAnswer { run_id: id, status }))
 }
