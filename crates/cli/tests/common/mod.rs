@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -30,8 +31,27 @@ pub fn demo_graph(params: Value) -> Value {
 /// A server on a free port, killed when dropped.
 pub struct Server {
     pub child: Child,
+    client: Client,
+}
+
+/// Speaks to a server at an address.
+pub struct Client {
     pub base: String,
     pub token: Option<String>,
+}
+
+impl Deref for Server {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
 }
 
 pub struct Answer {
@@ -66,9 +86,11 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let base = line.trim().strip_suffix("/v1").unwrap_or_else(|| panic!("the server printed {line:?}")).to_owned();
-        Self { child, base, token: None }
+        Self { child, client: Client { base, token: None } }
     }
+}
 
+impl Client {
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -117,7 +139,10 @@ impl Server {
     }
 
     pub fn events(&self, run: &str, query: &str) -> WebSocket<MaybeTlsStream<TcpStream>> {
-        let url = format!("{}/v1/runs/{run}/events{query}", self.base.replace("http:", "ws:"));
+        let mut url = format!("{}/v1/runs/{run}/events{query}", self.base.replace("http:", "ws:"));
+        if let Some(token) = &self.token {
+            url += &format!("{}token={token}", if query.is_empty() { "?" } else { "&" });
+        }
         tungstenite::connect(url).unwrap().0
     }
 }
