@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 use kernels::linear::{Epilogue, PackedLinear, PackedLinearBuilder, Residual, WeightFormat};
 use kernels::{Ctx, Values};
 use runtime_base::Quant;
-use weights::{RowBlock, Weights};
+use weights::{RowBlock, StoredDtype, Weights};
 
 use crate::error::backend;
 use crate::{Activation, cpu};
@@ -31,7 +31,9 @@ impl Matrix {
         let (device, dtype) = parts.first().map_or((&Device::Cpu, DType::F32), |(w, _)| (w.device(), w.dtype()));
         let quant = parts.iter().find_map(|(weights, _)| weights.quant());
         let served = cpu::serves(device, dtype);
+        let blocks = same_blocks(parts).filter(|_| served);
         let format = match (quant, dtype) {
+            _ if blocks.is_some() => blocks.unwrap_or(WeightFormat::F32),
             (None, DType::BF16) => WeightFormat::Bf16,
             (None, _) => WeightFormat::F32,
             (Some(Quant::Q8), _) if served => WeightFormat::Int8,
@@ -112,6 +114,11 @@ const BLOCK: usize = 1 << 20;
 
 fn pack(parts: &[(&Weights, usize)], mut builder: PackedLinearBuilder, inputs: usize) -> weights::Result<PackedLinear> {
     for (weights, rows) in parts {
+        if builder.format().is_blocks() {
+            let (_, blocks) = weights.stored_rows([*rows, inputs], "weight")?;
+            builder.push_blocks(Ctx::global(), blocks).map_err(backend)?;
+            continue;
+        }
         weights.for_each_rows([*rows, inputs], "weight", BLOCK / inputs.max(1), |_, block| {
             let values = match &block {
                 RowBlock::F32(values) => Values::F32(values),
@@ -121,6 +128,24 @@ fn pack(parts: &[(&Weights, usize)], mut builder: PackedLinearBuilder, inputs: u
         })?;
     }
     builder.finish().map_err(backend)
+}
+
+/// The format of blocks that all parts are stored in, if they are: then they are held as they are.
+fn same_blocks(parts: &[(&Weights, usize)]) -> Option<WeightFormat> {
+    let mut formats = parts.iter().map(|(weights, _)| weights.stored_blocks("weight"));
+    let first = formats.next()??;
+    let format = match first {
+        StoredDtype::Q8_0 => WeightFormat::Q8_0,
+        StoredDtype::Q4_0 => WeightFormat::Q4_0,
+        StoredDtype::Q4_1 => WeightFormat::Q4_1,
+        StoredDtype::Q5_0 => WeightFormat::Q5_0,
+        StoredDtype::Q5_1 => WeightFormat::Q5_1,
+        StoredDtype::Q4K => WeightFormat::Q4K,
+        StoredDtype::Q5K => WeightFormat::Q5K,
+        StoredDtype::Q6K => WeightFormat::Q6K,
+        _ => return None,
+    };
+    formats.all(|format| format == Some(first)).then_some(format)
 }
 
 fn add_bias(layer: PackedLinear, parts: &[(&Weights, usize)]) -> weights::Result<PackedLinear> {
@@ -202,6 +227,28 @@ impl GatedMlp {
     ) -> weights::Result<Self> {
         let pair = Matrix::read(&[(gate, hidden), (up, hidden)], dim, false, true)?;
         Ok(Self { pair, down: Linear::new(down, hidden, dim, false)?, activation })
+    }
+
+    /// The same with `gate` and `up` as one matrix, `(2 hidden, dim)`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn fused(
+        gate_up: &Weights,
+        down: &Weights,
+        [dim, hidden]: [usize; 2],
+        activation: Activation,
+    ) -> weights::Result<Self> {
+        let pair = Matrix::read(&[(gate_up, 2 * hidden)], dim, false, true)?;
+        Ok(Self { pair, down: Linear::new(down, hidden, dim, false)?, activation })
+    }
+
+    /// The packed weights with the activation, to run on values without making a tensor.
+    pub(crate) fn packed(&self) -> Option<(&PackedLinear, &PackedLinear, Activation)> {
+        match &self.pair.storage {
+            Storage::Packed(pair) => Some((pair, self.down.packed()?, self.activation)),
+            Storage::Dense(..) => None,
+        }
     }
 
     /// `(…, dim)` to `(…, dim)`, in the type of `x`.

@@ -6,6 +6,7 @@ use kernels::rope::{HeadNorm, Heads, Rope};
 
 pub use kernels::rope::RopeStyle;
 
+use crate::decoder::Rotation;
 use crate::{RmsNorm, cpu};
 
 /// Cosines and sines of a sequence of positions: a rotation a pair of elements of a head.
@@ -28,6 +29,16 @@ impl RopeTable {
     /// trained.
     pub fn new(style: RopeStyle, frequencies: &[f64], positions: impl IntoIterator<Item = usize>) -> Self {
         Self::multi_axis(style, &[frequencies.to_vec()], positions.into_iter().map(|p| [p]))
+    }
+
+    /// The same with sines and cosines multiplied by a factor, as some scalings of long contexts have it.
+    pub fn scaled(style: RopeStyle, rotation: &Rotation, positions: impl IntoIterator<Item = usize>) -> Self {
+        let mut table = Self::new(style, &rotation.frequencies, positions);
+        if rotation.factor != 1.0 {
+            let factor = rotation.factor as f32;
+            table.cos.iter_mut().chain(&mut table.sin).for_each(|value| *value *= factor);
+        }
+        table
     }
 
     /// A position an axis for each token: the pairs of a head are shared out among the axes, in order.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use conformance::recipe;
-use layers::decoder::{Decoder, DecoderConfig, KvCache, Part};
+use layers::decoder::{Decoder, DecoderConfig, KvCache, Part, Piece};
 use layers::text::{ChatTemplate, TemplateOptions, Tokenizer};
 use runtime_base::{CancelFlag, WeightsSource};
 use safetensors::SafeTensors;
@@ -38,9 +38,13 @@ fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
     (difference / expected.iter().map(|e| square(f64::from(*e))).sum::<f64>()).sqrt()
 }
 
+/// The logits of the last `keep` of `tokens`.
+fn step(decoder: &Decoder, tokens: &[u32], cache: &mut KvCache, keep: usize) -> Vec<f32> {
+    decoder.forward(&mut [Piece { tokens, cache, keep }], &CancelFlag::new()).unwrap()
+}
+
 #[test]
 fn every_family_gives_the_reference_logits_and_continuation() {
-    let cancel = CancelFlag::new();
     for family in ["qwen3", "qwen3-untied", "llama3", "mistral", "qwen2"] {
         let fixture = recipe::fixtures().join("llm-tiny").join(family);
         let dir = tempfile::tempdir().unwrap();
@@ -54,16 +58,15 @@ fn every_family_gives_the_reference_logits_and_continuation() {
         let bytes = std::fs::read(fixture.join("outputs.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let prompt = ids(&file, "input_ids");
-        // In two pieces, the first of which needs no logits.
+        // In pieces, the first of which needs no logits.
         let mut cache = KvCache::new();
-        let none = decoder.forward(&prompt[..20], &mut cache, 0, &cancel).unwrap();
-        assert_eq!(none.dims(), [0, vocabulary]);
-        let rest = decoder.forward(&prompt[20..], &mut cache, 1, &cancel).unwrap();
+        assert!(step(&decoder, &prompt[..20], &mut cache, 0).is_empty());
+        let first = step(&decoder, &prompt[20..prompt.len() - 1], &mut cache, 1);
+        let rest = step(&decoder, &prompt[prompt.len() - 1..], &mut cache, 1);
         let mut cache = KvCache::new();
-        let logits = decoder.forward(&prompt, &mut cache, prompt.len(), &cancel).unwrap();
-        let last = logits.narrow(0, prompt.len() - 1, 1).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        assert!(relative_error(&rest.flatten_all().unwrap().to_vec1::<f32>().unwrap(), &last) < 1e-5, "{family}");
-        let logits = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let logits = step(&decoder, &prompt, &mut cache, prompt.len());
+        assert_eq!(logits.len(), prompt.len() * vocabulary);
+        assert_eq!([first, rest].concat(), logits[(prompt.len() - 2) * vocabulary..], "{family}");
         let chosen: Vec<f32> = ids(&file, "positions")
             .iter()
             .flat_map(|p| logits[*p as usize * vocabulary..][..vocabulary].to_vec())
@@ -78,8 +81,7 @@ fn every_family_gives_the_reference_logits_and_continuation() {
         let mut last = vec![];
         for _ in 0..expected.len() {
             continuation.push(next);
-            let row = decoder.forward(&[next], &mut cache, 1, &cancel).unwrap();
-            last = row.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            last = step(&decoder, &[next], &mut cache, 1);
             next = argmax(&last);
         }
         assert_eq!(continuation, expected, "{family}");
@@ -101,9 +103,9 @@ fn eight_bits_stay_near_the_reference_logits() {
         let bytes = std::fs::read(fixture.join("outputs.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let prompt = ids(&file, "input_ids");
-        let all = decoder.forward(&prompt, &mut KvCache::new(), prompt.len(), &CancelFlag::new()).unwrap();
-        let all = all.to_vec2::<f32>().unwrap();
-        let chosen: Vec<f32> = ids(&file, "positions").iter().flat_map(|p| all[*p as usize].clone()).collect();
+        let all = step(&decoder, &prompt, &mut KvCache::new(), prompt.len());
+        let rows: Vec<&[f32]> = all.chunks(all.len() / prompt.len()).collect();
+        let chosen: Vec<f32> = ids(&file, "positions").iter().flat_map(|p| rows[*p as usize].to_vec()).collect();
         let error = relative_error(&chosen, &floats(&file, "logits"));
         println!("{family}: {error:.1e}");
         assert!(error > 1e-4 && error < 5e-2, "{family}: {error:e}");

@@ -1,6 +1,6 @@
 //! One logical set of tensors: a file, several shards, or bytes of the program.
 
-use crate::{Error, Result, StoredDtype};
+use crate::{Error, GgufMetadata, Result, StoredDtype, gguf};
 use memmap2::Mmap;
 use runtime_base::WeightsSource;
 use safetensors::SafeTensors;
@@ -31,7 +31,8 @@ impl TensorInfo {
 
     /// Number of elements.
     pub fn elements(&self) -> usize {
-        self.range.len() / self.dtype.size()
+        let (block, bytes) = self.dtype.block();
+        self.range.len() / bytes * block
     }
 }
 
@@ -62,6 +63,7 @@ pub struct Checkpoint {
     shards: Vec<Shard>,
     tensors: BTreeMap<String, TensorInfo>,
     metadata: BTreeMap<String, String>,
+    gguf: Option<GgufMetadata>,
     fingerprint: String,
 }
 
@@ -72,10 +74,10 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a safetensors file, or the shards of a folder.
+    /// Opens a safetensors or GGUF file, or the shards of a folder.
     ///
     /// # Errors
-    /// There is nothing to open, or a file is not whole safetensors; the message says what it looks like instead.
+    /// There is nothing to open, or a file is not whole; the message says what it looks like instead.
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_dir() { Self::open_shards(&shard_paths(path)?) } else { Self::open_shards(&[path.to_owned()]) }
     }
@@ -102,7 +104,7 @@ impl Checkpoint {
     /// A checkpoint without tensors.
     pub(crate) fn empty() -> Self {
         let (tensors, metadata) = (BTreeMap::new(), BTreeMap::new());
-        Self { shards: Vec::new(), tensors, metadata, fingerprint: String::new() }
+        Self { shards: Vec::new(), tensors, metadata, gguf: None, fingerprint: String::new() }
     }
 
     fn open_shards(paths: &[PathBuf]) -> Result<Self> {
@@ -116,35 +118,33 @@ impl Checkpoint {
             return Err(Error::weights(origin, "no .safetensors file here"));
         }
         let mut tensors = BTreeMap::new();
-        let mut metadata = BTreeMap::new();
+        let (mut metadata, mut gguf) = (BTreeMap::new(), None);
         let mut identity = Sha256::new();
         for (file, shard) in shards.iter().enumerate() {
             let bytes = shard.data.bytes();
-            let (header_len, header) = read_header(&shard.path, bytes)?;
+            let header = read_header(&shard.path, bytes)?;
             identity.update((bytes.len() as u64).to_le_bytes());
             match &shard.data {
                 Data::Static(_) => identity.update(bytes),
                 Data::Mapped(_) => {
-                    identity.update(&bytes[..header_len]);
+                    identity.update(&bytes[..header.data.min(bytes.len())]);
                     identity.update(modified_nanos(&shard.path).to_le_bytes());
                 }
             }
-            for (key, value) in header.metadata().iter().flatten() {
-                metadata.insert(key.clone(), value.clone());
+            if header.gguf.is_some() && shards.len() > 1 {
+                return Err(Error::weights(&shard.path, "is one GGUF file of several; join them to one first"));
             }
-            for (name, entry) in header.tensors() {
-                let dtype = StoredDtype::from_safetensors(entry.dtype).ok_or_else(|| {
-                    Error::tensor(&shard.path, &name, format!("its number format {:?} can't be read", entry.dtype))
-                })?;
-                let (start, end) = entry.data_offsets;
-                let range = header_len + start..header_len + end;
-                let info = TensorInfo { name: name.clone(), dtype, shape: entry.shape.clone(), file, range };
+            metadata.extend(header.metadata);
+            gguf = header.gguf;
+            for (name, dtype, shape, range) in header.tensors {
+                let info = TensorInfo { name: name.clone(), dtype, shape, file, range };
                 if tensors.insert(name.clone(), info).is_some() {
-                    return Err(Error::tensor(&shard.path, name, "stands in two files of this folder"));
+                    let where_ = if shards.len() > 1 { "in two files of this folder" } else { "twice in this file" };
+                    return Err(Error::tensor(&shard.path, name, format!("stands {where_}")));
                 }
             }
         }
-        Ok(Self { shards, tensors, metadata, fingerprint: hex::encode(identity.finalize()) })
+        Ok(Self { shards, tensors, metadata, gguf, fingerprint: hex::encode(identity.finalize()) })
     }
 
     /// The first file, for messages.
@@ -180,6 +180,11 @@ impl Checkpoint {
     /// The `__metadata__` of the headers.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+
+    /// The metadata of a GGUF file, if it is one.
+    pub fn gguf(&self) -> Option<&GgufMetadata> {
+        self.gguf.as_ref()
     }
 
     /// The file that holds a tensor.
@@ -230,8 +235,37 @@ fn modified_nanos(path: &Path) -> u128 {
     modified.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos())
 }
 
+/// What a file says of itself, whatever its format.
+struct Header {
+    metadata: BTreeMap<String, String>,
+    gguf: Option<GgufMetadata>,
+    /// Name, number format, shape, and bytes of the file.
+    tensors: Vec<(String, StoredDtype, Vec<usize>, Range<usize>)>,
+    /// Where the tensors' bytes begin.
+    data: usize,
+}
+
+fn read_header(path: &Path, bytes: &[u8]) -> Result<Header> {
+    if bytes.starts_with(b"GGUF") {
+        let header = gguf::read_header(bytes).map_err(|message| Error::weights(path, message))?;
+        let tensors = header.tensors.into_iter().map(|entry| (entry.name, entry.dtype, entry.shape, entry.range));
+        let (gguf, data) = (Some(header.metadata), header.data);
+        return Ok(Header { metadata: BTreeMap::new(), gguf, tensors: tensors.collect(), data });
+    }
+    let (data, header) = read_safetensors(path, bytes)?;
+    let metadata = header.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
+    let mut tensors = Vec::new();
+    for (name, entry) in header.tensors() {
+        let dtype = StoredDtype::from_safetensors(entry.dtype)
+            .ok_or_else(|| Error::tensor(path, &name, format!("its number format {:?} can't be read", entry.dtype)))?;
+        let (start, end) = entry.data_offsets;
+        tensors.push((name, dtype, entry.shape.clone(), data + start..data + end));
+    }
+    Ok(Header { metadata, gguf: None, tensors, data })
+}
+
 /// Length of the header with its length field, and the header.
-fn read_header(path: &Path, bytes: &[u8]) -> Result<(usize, safetensors::tensor::Metadata)> {
+fn read_safetensors(path: &Path, bytes: &[u8]) -> Result<(usize, safetensors::tensor::Metadata)> {
     use safetensors::SafeTensorError as E;
     if let Some(other) = foreign_format(bytes) {
         return Err(Error::weights(path, other));
@@ -255,7 +289,6 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(usize, safetensors::tensor:
 fn foreign_format(bytes: &[u8]) -> Option<&'static str> {
     const PICKLE: &str = "is a pickle file, which can run code and is never loaded; convert it to safetensors";
     match bytes {
-        [b'G', b'G', b'U', b'F', ..] => Some("is a GGUF file, which can't be used here; use a safetensors file"),
         [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => Some(PICKLE),
         [b'<', ..] => Some("is a web page, not a model; download the file itself"),
         _ if bytes.starts_with(b"version https://git-lfs") => {
@@ -279,7 +312,11 @@ fn shard_paths(dir: &Path) -> Result<Vec<PathBuf>> {
         let found = named(".safetensors");
         return match (indexes.is_empty(), found.is_empty()) {
             (false, _) => Err(Error::weights(dir, "has several index files; keep one variant in the folder")),
-            (true, true) => Err(Error::weights(dir, no_tensors_message(&files))),
+            (true, true) => match named(".gguf").as_slice() {
+                [] => Err(Error::weights(dir, no_tensors_message(&files))),
+                [_] => Ok(named(".gguf")),
+                _ => Err(Error::weights(dir, "holds several GGUF files; name the one to use")),
+            },
             (true, false) => Ok(found),
         };
     };
@@ -310,7 +347,7 @@ fn no_tensors_message(files: &[PathBuf]) -> &'static str {
     if files.iter().any(pickled) {
         "holds pickle files only, which can run code and are never loaded; convert them to safetensors"
     } else {
-        "holds no .safetensors file"
+        "holds no .safetensors or .gguf file"
     }
 }
 

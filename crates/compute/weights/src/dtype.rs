@@ -1,5 +1,8 @@
 //! Number formats on disk.
 
+use candle_core::quantized::ggml_file::qtensor_from_ggml;
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -25,9 +28,69 @@ pub enum StoredDtype {
     U16,
     U8,
     Bool,
+    /// Blocks of GGUF, as the kernels' weight formats have them.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    #[serde(rename = "q4_0")]
+    Q4_0,
+    #[serde(rename = "q4_1")]
+    Q4_1,
+    #[serde(rename = "q5_0")]
+    Q5_0,
+    #[serde(rename = "q5_1")]
+    Q5_1,
+    #[serde(rename = "q4_k")]
+    Q4K,
+    #[serde(rename = "q5_k")]
+    Q5K,
+    #[serde(rename = "q6_k")]
+    Q6K,
 }
 
 impl StoredDtype {
+    /// The format of a GGUF header, if it can be read.
+    pub(crate) fn from_ggml(kind: u32) -> Option<Self> {
+        Some(match kind {
+            0 => Self::F32,
+            1 => Self::F16,
+            2 => Self::Q4_0,
+            3 => Self::Q4_1,
+            6 => Self::Q5_0,
+            7 => Self::Q5_1,
+            8 => Self::Q8_0,
+            12 => Self::Q4K,
+            13 => Self::Q5K,
+            14 => Self::Q6K,
+            24 => Self::I8,
+            25 => Self::I16,
+            26 => Self::I32,
+            27 => Self::I64,
+            28 => Self::F64,
+            30 => Self::Bf16,
+            _ => return None,
+        })
+    }
+
+    /// For formats of blocks, Candle's name.
+    fn ggml(self) -> Option<GgmlDType> {
+        Some(match self {
+            Self::Q8_0 => GgmlDType::Q8_0,
+            Self::Q4_0 => GgmlDType::Q4_0,
+            Self::Q4_1 => GgmlDType::Q4_1,
+            Self::Q5_0 => GgmlDType::Q5_0,
+            Self::Q5_1 => GgmlDType::Q5_1,
+            Self::Q4K => GgmlDType::Q4K,
+            Self::Q5K => GgmlDType::Q5K,
+            Self::Q6K => GgmlDType::Q6K,
+            _ => return None,
+        })
+    }
+
+    /// Whether numbers come in blocks with factors of their own.
+    pub fn is_blocks(self) -> bool {
+        self.ggml().is_some()
+    }
+
     /// The format of a safetensors header, if it is one that tensors of models come in.
     pub(crate) fn from_safetensors(dtype: safetensors::Dtype) -> Option<Self> {
         use safetensors::Dtype as D;
@@ -51,19 +114,27 @@ impl StoredDtype {
         })
     }
 
-    /// Bytes of one element.
-    pub fn size(self) -> usize {
-        match self {
+    /// Elements of a block and its bytes; a block of most formats is one element.
+    pub fn block(self) -> (usize, usize) {
+        let bytes = match self {
             Self::F64 | Self::I64 | Self::U64 => 8,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
             Self::F8E4m3 | Self::F8E5m2 | Self::I8 | Self::U8 | Self::Bool => 1,
-        }
+            blocks => return blocks.ggml().map_or((1, 1), |kind| (kind.block_size(), kind.type_size())),
+        };
+        (1, bytes)
+    }
+
+    /// Bytes of so many elements, which are whole blocks; `None` if no memory holds them.
+    pub fn bytes_of(self, elements: usize) -> Option<usize> {
+        let (block, bytes) = self.block();
+        (elements / block).checked_mul(bytes)
     }
 
     /// Whether it holds real numbers.
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16 | Self::F8E4m3 | Self::F8E5m2)
+        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16 | Self::F8E4m3 | Self::F8E5m2) || self.is_blocks()
     }
 
     /// `bytes` as `f32`, borrowed where they already are; `None` for formats that aren't real numbers.
@@ -84,9 +155,22 @@ impl StoredDtype {
             Self::F8E4m3 => map(bytes, |[b]: [u8; 1]| f8_e4m3(b)),
             // E5M2 is the upper half of an f16.
             Self::F8E5m2 => map(bytes, |[b]: [u8; 1]| f16::from_bits(u16::from(b) << 8).to_f32()),
-            _ => return None,
+            blocks => return blocks.ggml().and_then(|kind| dequantize(kind, bytes)).map(Cow::Owned),
         })
     }
+
+    /// `values` in this format of blocks; `None` for other formats and for values that are no whole blocks.
+    pub fn quantize(self, values: &[f32]) -> Option<Vec<u8>> {
+        let tensor = Tensor::new(values, &Device::Cpu).ok()?;
+        let quantized = QTensor::quantize(&tensor, self.ggml()?).ok()?;
+        quantized.data().ok().map(Cow::into_owned)
+    }
+}
+
+fn dequantize(kind: GgmlDType, bytes: &[u8]) -> Option<Vec<f32>> {
+    let elements = bytes.len() / kind.type_size() * kind.block_size();
+    let blocks = qtensor_from_ggml(kind, bytes, vec![elements], &Device::Cpu).ok()?;
+    blocks.dequantize(&Device::Cpu).and_then(|values| values.to_vec1()).ok()
 }
 
 /// Decodes the "fn" variant of E4M3: no infinities, one NaN, largest value 448 (Micikevicius et al. 2022).
@@ -118,6 +202,14 @@ impl fmt::Display for StoredDtype {
             Self::U16 => "u16",
             Self::U8 => "u8",
             Self::Bool => "bool",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
         })
     }
 }

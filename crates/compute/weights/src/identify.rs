@@ -151,6 +151,7 @@ static SIGNATURES: &[Signature] = &[
         &[],
         no_geometry,
     ),
+    text("llama", &["token_embd.weight", "output_norm.weight", "blk.0.attn_norm.weight"], &[], gguf_geometry),
     text("t5", &["encoder.block.0.layer.0.SelfAttention.q.weight"], &[], no_geometry),
     text("clip", &["text_model.encoder.layers.0.self_attn.q_proj.weight"], &[], no_geometry),
     vae("autoencoder_kl", Layout::Diffusers, &["decoder.conv_in.weight", "decoder.up_blocks.0.resnets.0.conv1.weight"]),
@@ -301,6 +302,13 @@ fn decoder_geometry(checkpoint: &Checkpoint, prefix: &str) -> BTreeMap<&'static 
     geometry
 }
 
+fn gguf_geometry(checkpoint: &Checkpoint, _: &str) -> BTreeMap<&'static str, u64> {
+    let mut geometry = BTreeMap::from([("layers", layers(checkpoint, "blk."))]);
+    geometry.extend(dim(checkpoint, "token_embd.weight", 0).map(|d| ("vocabulary", d)));
+    geometry.extend(dim(checkpoint, "token_embd.weight", 1).map(|d| ("hidden", d)));
+    geometry
+}
+
 fn vae_geometry(checkpoint: &Checkpoint, prefix: &str) -> BTreeMap<&'static str, u64> {
     let get = |name: &str, axis| dim(checkpoint, &format!("{prefix}{name}"), axis);
     let mut geometry = BTreeMap::new();
@@ -316,7 +324,7 @@ fn vae_geometry(checkpoint: &Checkpoint, prefix: &str) -> BTreeMap<&'static str,
 
 /// Whether any of the checkpoint's weights are quantized on disk.
 pub fn ships_quantized(checkpoint: &Checkpoint) -> bool {
-    let small = |d: StoredDtype| d.size() == 1 && d != StoredDtype::Bool;
+    let small = |d: StoredDtype| d.is_blocks() || d.block() == (1, 1) && d != StoredDtype::Bool;
     checkpoint.tensors().any(|info| info.shape.len() == 2 && small(info.dtype))
 }
 
@@ -324,6 +332,7 @@ pub fn ships_quantized(checkpoint: &Checkpoint) -> bool {
 pub fn plan_for(identity: &Identity, checkpoint: &Checkpoint) -> Option<crate::KeyPlan> {
     match identity.family {
         "z_image" => Some(plans::z_image()),
+        "qwen3" | "llama" if checkpoint.gguf().is_some() => Some(plans::gguf_decoder(checkpoint)),
         "qwen3" | "llama" => Some(plans::decoder()),
         "autoencoder_kl" => Some(plans::autoencoder_kl(checkpoint)),
         _ => None,

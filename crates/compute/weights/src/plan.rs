@@ -18,7 +18,7 @@ pub enum Rule {
     StripPrefix(Text),
     /// Renames what matches the whole pattern.
     Rename(Text, Text),
-    /// Splits the rows of a fused tensor equally, in this order.
+    /// Splits the rows of a fused tensor equally, in this order. A stack of as many matrices becomes the matrices.
     SplitRows(Text, Vec<Text>),
     /// Drops trailing dimensions of size 1: a 1x1 convolution that is a linear layer.
     Squeeze(Text),
@@ -154,7 +154,13 @@ fn apply(rule: &Rule, items: Vec<(String, Source)>) -> Result<Vec<(String, Sourc
                         if let Some(first) = shape.first_mut() {
                             *first = each;
                         }
-                        let part = Source { stored: source.stored.clone(), rows: start..start + each, shape };
+                        let mut rows = start..start + each;
+                        if each == 1 && shape.len() == 3 {
+                            // One matrix of a stack.
+                            shape.remove(0);
+                            rows = start * shape[0]..(start + 1) * shape[0];
+                        }
+                        let part = Source { stored: source.stored.clone(), rows, shape };
                         out.push((substitute(to, &parts), part));
                     }
                 }

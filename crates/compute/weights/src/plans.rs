@@ -33,6 +33,45 @@ pub fn decoder() -> KeyPlan {
     KeyPlan::new(strip(&["transformer.", "model."]))
 }
 
+/// The same from a GGUF file. There the norms of Gemma have names of their own, and Phi's matrices are fused.
+pub fn gguf_decoder(checkpoint: &Checkpoint) -> KeyPlan {
+    let four_norms = checkpoint.contains("blk.0.post_attention_norm.weight");
+    let fused = checkpoint.contains("blk.0.attn_qkv.weight");
+    let mlp_norm = if four_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+    let up = if fused { "mlp.gate_up_proj" } else { "mlp.up_proj" };
+    let mut rules = vec![
+        Rule::rename("token_embd.weight", "embed_tokens.weight"),
+        Rule::rename("output_norm.weight", "norm.weight"),
+        Rule::rename("output.weight", "lm_head.weight"),
+    ];
+    let block =
+        |from: &str, to: &str| Rule::rename(format!("blk.{{n}}.{from}.{{}}"), format!("layers.{{n}}.{to}.{{}}"));
+    rules.extend([
+        block("attn_norm", "input_layernorm"),
+        block("attn_q", "self_attn.q_proj"),
+        block("attn_k", "self_attn.k_proj"),
+        block("attn_v", "self_attn.v_proj"),
+        block("attn_qkv", "self_attn.qkv_proj"),
+        block("attn_output", "self_attn.o_proj"),
+        block("attn_q_norm", "self_attn.q_norm"),
+        block("attn_k_norm", "self_attn.k_norm"),
+        block("post_attention_norm", "post_attention_layernorm"),
+        block("post_ffw_norm", "post_feedforward_layernorm"),
+        block("ffn_norm", mlp_norm),
+        block("ffn_gate", "mlp.gate_proj"),
+        block("ffn_up", up),
+        block("ffn_down", "mlp.down_proj"),
+        block("ffn_gate_inp", "mlp.gate"),
+    ]);
+    let experts = checkpoint.names().find(|name| name.ends_with("ffn_gate_exps.weight"));
+    let experts = experts.and_then(|name| checkpoint.info(name)?.shape.first().copied()).unwrap_or(0);
+    for (from, to) in [("ffn_gate_exps", "gate_proj"), ("ffn_up_exps", "up_proj"), ("ffn_down_exps", "down_proj")] {
+        let to = (0..experts).map(|expert| format!("layers.{{n}}.mlp.experts.{expert}.{to}.weight").into());
+        rules.push(Rule::SplitRows(format!("blk.{{n}}.{from}.weight").into(), to.collect()));
+    }
+    KeyPlan::new(rules)
+}
+
 /// `AutoencoderKL`, in diffusers' naming or the original one, whose up blocks count from the other end.
 pub fn autoencoder_kl(checkpoint: &Checkpoint) -> KeyPlan {
     let mut plan = KeyPlan::new(strip(VAE_PREFIXES));

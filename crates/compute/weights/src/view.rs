@@ -127,6 +127,9 @@ impl Weights {
     pub fn held_bytes(&self, name: &str) -> u64 {
         let shape = self.shape(name).unwrap_or_default();
         let elements = shape.iter().product::<usize>() as u64;
+        if let Some(bytes) = self.stored_blocks(name).and_then(|blocks| blocks.bytes_of(elements as usize)) {
+            return bytes as u64;
+        }
         match self.root.quant.filter(|_| self.is_block_matrix(name)) {
             None => elements * self.dtype.size_in_bytes() as u64,
             // A factor and a sum beside each row.
@@ -168,6 +171,12 @@ impl Weights {
     #[must_use]
     pub fn to_dtype(&self, dtype: DType) -> Self {
         Self { dtype, ..self.clone() }
+    }
+
+    /// The same view with tensors put on another device.
+    #[must_use]
+    pub fn to_device(&self, device: &Device) -> Self {
+        Self { device: device.clone(), ..self.clone() }
     }
 
     /// The compute type.
@@ -275,7 +284,7 @@ impl Weights {
         rows: impl IntoIterator<Item = usize>,
     ) -> Result<Vec<f32>> {
         let (source, stored, bytes) = self.find(&shape, name)?;
-        let row_bytes = shape[1] * stored.size();
+        let row_bytes = stored.bytes_of(shape[1]).unwrap_or(usize::MAX);
         let mut values = Vec::new();
         for row in rows {
             let range = row * row_bytes..(row + 1) * row_bytes;
@@ -305,7 +314,7 @@ impl Weights {
             return Ok(());
         }
         let [rows, columns] = shape;
-        let row_bytes = columns * stored.size();
+        let row_bytes = stored.bytes_of(columns).unwrap_or(usize::MAX);
         let step = rows_per_block.max(1);
         for start in (0..rows).step_by(step) {
             self.root.cancel.check()?;
@@ -318,6 +327,21 @@ impl Weights {
             each(start..end, block)?;
         }
         Ok(())
+    }
+
+    /// The format of blocks that a tensor is stored in, if it is.
+    pub fn stored_blocks(&self, name: &str) -> Option<StoredDtype> {
+        let source = self.root.resolved.get(&self.full(name))?;
+        self.root.checkpoint.info(&source.stored).map(|info| info.dtype).filter(|dtype| dtype.is_blocks())
+    }
+
+    /// The rows of a matrix `(rows, columns)` as they are stored, with their format.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn stored_rows(&self, shape: [usize; 2], name: &str) -> Result<(StoredDtype, &[u8])> {
+        let (_, stored, bytes) = self.find(&shape, name)?;
+        Ok((stored, bytes))
     }
 
     /// Canonical names that nobody asked for since the view was made: leftovers that the model doesn't know.
@@ -358,7 +382,7 @@ impl Weights {
         let info = checkpoint.info(&source.stored);
         let dtype = info.ok_or_else(|| self.error(source, "is missing".into()))?.dtype;
         let bytes = checkpoint.raw(&source.stored)?;
-        let row = shape.iter().skip(1).product::<usize>() * dtype.size();
+        let row = dtype.bytes_of(shape.iter().skip(1).product()).unwrap_or(usize::MAX);
         let range = source.rows.start * row..source.rows.end * row;
         let bytes = bytes.get(range).ok_or_else(|| self.error(source, "lies outside its file".into()))?;
         if !dtype.is_float() {

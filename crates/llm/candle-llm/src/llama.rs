@@ -7,7 +7,7 @@ use core_llm::{
     CancelFlag, Error, LoadSpec, Precision, Quant, Result, StreamEvent, TextCapabilities, TextLlm, TextLlmDescriptor,
     TextLlmEntry, TextLlmOutput, TextLlmRequest, ThinkingSupport,
 };
-use layers::decoder::{Decoder, KvCache};
+use layers::decoder::{Decoder, KvCache, Piece};
 
 /// Tokens of a prompt that are computed at once, so that a long one needs no more memory than this many.
 const PROMPT_CHUNK: usize = 512;
@@ -57,8 +57,7 @@ impl Llama {
 
     /// The logits after `tokens`.
     fn logits(&self, tokens: &[u32], cache: &mut KvCache, cancel: &CancelFlag) -> Result<Vec<f32>> {
-        let logits = self.decoder.forward(tokens, cache, 1, cancel)?.flatten_all().and_then(|l| l.to_vec1::<f32>());
-        logits.map_err(|e| Error::Backend(e.to_string()))
+        Ok(self.decoder.forward(&mut [Piece { tokens, cache, keep: 1 }], cancel)?)
     }
 }
 
@@ -75,10 +74,10 @@ impl TextLlm for Llama {
         self.validate(request)?;
         let prompt = self.snapshot.words.prompt(request, self.decoder.config().max_positions)?;
         let mut answer = Answer::new(self.snapshot.words.clone(), request, &prompt)?;
-        let mut cache = KvCache::new();
+        let mut cache = self.decoder.sequence(prompt.tokens.len() + request.max_new_tokens);
         let (before, last) = prompt.tokens.split_at((prompt.tokens.len() - 1) / PROMPT_CHUNK * PROMPT_CHUNK);
         for chunk in before.chunks(PROMPT_CHUNK) {
-            self.decoder.forward(chunk, &mut cache, 0, &request.cancel)?;
+            self.decoder.forward(&mut [Piece { tokens: chunk, cache: &mut cache, keep: 0 }], &request.cancel)?;
         }
         let mut logits = self.logits(last, &mut cache, &request.cancel)?;
         while let Next::Token(token) = answer.take(logits, on_event)? {

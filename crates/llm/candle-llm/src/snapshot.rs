@@ -3,19 +3,19 @@
 use crate::words::Words;
 use candle_core::{DType, Device};
 use core_llm::{CancelFlag, Error, Quant, Result, TextCapabilities, WeightsSource};
-use layers::decoder::{Decoder, DecoderConfig, Part};
+use layers::decoder::{Decoder, DecoderConfig, Part, gguf_settings};
 use layers::text::{ChatTemplate, Tokenizer};
 use serde_json::Value;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use weights::{Checkpoint, Weights, describe_unknown, identify, load_config, plans};
+use weights::{Checkpoint, Weights, describe_unknown, load_config, plans};
 
 /// Model types, as a `config.json` names them, whose decoder has the Llama shape.
-pub(crate) const MODEL_TYPES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
-/// Buffers of old checkpoints that are computed from the config instead.
-const COMPUTED: &str = "rotary_emb.inv_freq";
+pub(crate) const MODEL_TYPES: &[&str] =
+    &["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3"];
+/// Buffers of old checkpoints that are computed from the config instead, and factors that became part of it.
+const COMPUTED: &[&str] =
+    &["rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
 /// Everything of a language model but its weights, which are known to be complete.
 pub(crate) struct Snapshot {
@@ -36,7 +36,11 @@ impl Snapshot {
         cancel: &CancelFlag,
     ) -> Result<Self> {
         let (checkpoint, settings) = recognise(source)?;
-        let weights = Weights::new(Arc::new(checkpoint), &plans::decoder(), dtype, Device::Cpu)?;
+        let plan = match checkpoint.gguf() {
+            Some(_) => plans::gguf_decoder(&checkpoint),
+            None => plans::decoder(),
+        };
+        let weights = Weights::new(Arc::new(checkpoint), &plan, dtype, Device::Cpu)?;
         let weights = weights.with_cancel(cancel).with_quant(quant);
         let config = DecoderConfig::new(&weights, Some(&settings))?;
         let file = weights.checkpoint().path();
@@ -46,9 +50,15 @@ impl Snapshot {
         let dry = weights.dry_run();
         Decoder::new(&dry, config.clone(), Part::Whole)?;
         dry.get(&[config.vocabulary, config.heads.dim], "embed_tokens.weight")?;
-        if let Some(unknown) = dry.unused().iter().find(|name| !name.ends_with(COMPUTED)) {
+        if let Some(unknown) = dry.unused().iter().find(|name| !COMPUTED.iter().any(|end| name.ends_with(end))) {
             let message = "is no part of a decoder of the Llama shape; this is another kind of model";
             return Err(Error::tensor(file, unknown, message));
+        }
+        if let Some(metadata) = weights.checkpoint().gguf() {
+            let tokenizer = Tokenizer::from_gguf(weights.checkpoint())?;
+            let template = ChatTemplate::from_gguf(metadata)?;
+            let ends = gguf_end_tokens(&config, &tokenizer);
+            return Ok(Self { words: Arc::new(Words::new(tokenizer, template, ends)), config, weights });
         }
         let place = tokenizer_place(source);
         let tokenizer = Tokenizer::load(&place, None)?;
@@ -77,10 +87,11 @@ impl Snapshot {
 /// # Errors
 /// It is something else; the message says what.
 pub(crate) fn recognise(source: &WeightsSource) -> Result<(Checkpoint, Value)> {
-    if let Some(file) = gguf_file(source) {
-        return Err(Error::weights(file, "is a GGUF file, which is not supported; use the model's safetensors files"));
-    }
     let checkpoint = Checkpoint::from_source(source, None)?;
+    if checkpoint.gguf().is_some() {
+        let settings = gguf_settings(&checkpoint)?;
+        return Ok((checkpoint, settings));
+    }
     let refuse = |message: String| Error::weights(checkpoint.path(), message);
     let config = load_config(source, "config.json")?;
     let config = config.ok_or_else(|| refuse("needs the model's config.json beside it".into()))?;
@@ -89,30 +100,20 @@ pub(crate) fn recognise(source: &WeightsSource) -> Result<(Checkpoint, Value)> {
     if !MODEL_TYPES.contains(&model_type) {
         return Err(refuse(format!("is of the type '{model_type}'; known here are {}", MODEL_TYPES.join(", "))));
     }
-    if !identify(&checkpoint).iter().any(|found| ["qwen3", "llama"].contains(&found.family)) {
+    if !checkpoint.names().any(|name| name.ends_with("embed_tokens.weight")) {
         return Err(refuse(format!("is no language model: {}", describe_unknown(&checkpoint))));
     }
     Ok((checkpoint, config))
 }
 
-/// The source itself if it is GGUF, or the GGUF file in a folder that holds no safetensors.
-fn gguf_file(source: &WeightsSource) -> Option<PathBuf> {
-    let is_gguf = |path: &Path| {
-        let mut magic = [0; 4];
-        File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"GGUF"
-    };
-    match source {
-        WeightsSource::File(file) => is_gguf(file).then(|| file.clone()),
-        WeightsSource::Dir(folder) => {
-            let mut files: Vec<_> = std::fs::read_dir(folder).ok()?.filter_map(|e| Some(e.ok()?.path())).collect();
-            files.sort();
-            let named = |ending: &str| files.iter().filter(|p| p.extension().is_some_and(|e| e == ending)).collect();
-            let safetensors: Vec<&PathBuf> = named("safetensors");
-            let gguf: Vec<&PathBuf> = named("gguf");
-            gguf.into_iter().find(|path| safetensors.is_empty() && is_gguf(path)).cloned()
-        }
-        WeightsSource::Embedded(_) => None,
-    }
+/// End tokens of a GGUF file: those that it names, and the ends of turns that files forget to.
+fn gguf_end_tokens(config: &DecoderConfig, tokenizer: &Tokenizer) -> Vec<u32> {
+    let known = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "</s>"];
+    let known = known.iter().filter_map(|token| tokenizer.token_id(token));
+    let mut ends: Vec<u32> = config.eos.iter().copied().chain(known).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
 }
 
 /// Where the tokenizer is: with the weights or, in a diffusers pipeline, in a folder beside theirs.

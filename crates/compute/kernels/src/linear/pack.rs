@@ -108,6 +108,11 @@ impl PackedLinearBuilder {
         Ok(PackedLinearBuilder { geometry, bytes, filled: 0, factors, column_sums })
     }
 
+    /// How the weights will be kept.
+    pub fn format(&self) -> WeightFormat {
+        self.geometry.format
+    }
+
     /// The next rows, row-major; the length is a multiple of the layer's inputs.
     pub fn push(&mut self, ctx: &Ctx, rows: Values<'_>) -> Result<()> {
         let inputs = self.geometry.inputs;

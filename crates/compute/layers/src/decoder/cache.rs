@@ -1,14 +1,35 @@
-//! Keys and values of the tokens so far.
+//! Keys and values of the tokens so far, in blocks that sequences can share.
 
-use candle_core::{Result, Tensor};
+use std::sync::Arc;
 
-/// Room for this many tokens is made at first; it doubles from there.
-const FIRST_CAPACITY: usize = 128;
+use kernels::Result;
+use kernels::attention::paged::{PAGE, Page, PageFormat};
 
-/// Keys and values of one sequence, layer by layer.
-#[derive(Debug, Clone, Default)]
+/// Tokens of a block.
+pub const BLOCK: usize = PAGE;
+
+/// Keys and values of [`BLOCK`] tokens in every layer. Never written to while it is shared.
+#[derive(Clone)]
+pub struct KvBlock {
+    layers: Vec<Page>,
+}
+
+/// Sizes of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) layers: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) format: PageFormat,
+}
+
+/// Keys and values of one sequence.
+#[derive(Clone, Default)]
 pub struct KvCache {
-    layers: Vec<LayerCache>,
+    blocks: Vec<Arc<KvBlock>>,
+    len: usize,
+    /// Whether its positions are stretched for a context longer than the model was first trained for.
+    pub(super) stretched: bool,
 }
 
 impl KvCache {
@@ -19,55 +40,71 @@ impl KvCache {
 
     /// Tokens in the sequence.
     pub fn len(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.len)
+        self.len
     }
 
     /// Whether the sequence is empty.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
     }
 
-    pub(super) fn grow_to(&mut self, layers: usize) {
-        self.layers.resize_with(layers, LayerCache::default);
+    /// Forgets all tokens from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.blocks.truncate(self.len.div_ceil(BLOCK));
     }
 
-    pub(super) fn layers_mut(&mut self) -> impl Iterator<Item = &mut LayerCache> {
-        self.layers.iter_mut()
+    /// The blocks that are full, in order.
+    pub fn full_blocks(&self) -> &[Arc<KvBlock>] {
+        &self.blocks[..self.len / BLOCK]
     }
-}
 
-/// Keys and values of one layer, `(1, capacity, kv_heads, head_dim)` each, of which `len` tokens are used.
-#[derive(Debug, Clone, Default)]
-pub(super) struct LayerCache {
-    buffers: Option<(Tensor, Tensor)>,
-    len: usize,
-}
-
-impl LayerCache {
-    /// Adds tokens and gives views of all keys and values.
-    pub(super) fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        let tokens = k.dim(1)?;
-        let len = self.len + tokens;
-        let capacity = self.buffers.as_ref().map_or(Ok(0), |(k, _)| k.dim(1))?;
-        if len > capacity {
-            let capacity = len.next_power_of_two().max(FIRST_CAPACITY);
-            let grow = |old: Option<&Tensor>, new: &Tensor| -> Result<Tensor> {
-                let (batch, _, heads, dim) = new.dims4()?;
-                let buffer = Tensor::zeros((batch, capacity, heads, dim), new.dtype(), new.device())?;
-                if let Some(old) = old.filter(|_| self.len > 0) {
-                    buffer.slice_set(&old.narrow(1, 0, self.len)?.contiguous()?, 1, 0)?;
-                }
-                Ok(buffer)
-            };
-            let old = self.buffers.as_ref();
-            self.buffers = Some((grow(old.map(|b| &b.0), k)?, grow(old.map(|b| &b.1), v)?));
+    /// Continues a sequence that is empty so far from full blocks of another one with the same beginning.
+    pub fn reuse(&mut self, blocks: Vec<Arc<KvBlock>>) {
+        if self.is_empty() {
+            self.len = blocks.len() * BLOCK;
+            self.blocks = blocks;
         }
-        let Some((keys, values)) = &self.buffers else {
-            return Ok((k.clone(), v.clone()));
-        };
-        keys.slice_set(&k.contiguous()?, 1, self.len)?;
-        values.slice_set(&v.contiguous()?, 1, self.len)?;
+    }
+
+    /// Makes room for `tokens` more and makes sure that nobody else sees what is written there.
+    pub(super) fn grow(&mut self, tokens: usize, shape: Shape) -> Result<()> {
+        let len = self.len + tokens;
+        if tokens > 0
+            && !self.len.is_multiple_of(BLOCK)
+            && let Some(last) = self.blocks.last_mut()
+        {
+            Arc::make_mut(last);
+        }
+        while self.blocks.len() < len.div_ceil(BLOCK) {
+            let page = || Page::new(shape.format, shape.kv_heads, shape.head_dim);
+            let layers = (0..shape.layers).map(|_| page()).collect::<Result<_>>()?;
+            self.blocks.push(Arc::new(KvBlock { layers }));
+        }
         self.len = len;
-        Ok((keys.narrow(1, 0, len)?, values.narrow(1, 0, len)?))
+        Ok(())
+    }
+
+    /// Writes one layer's keys and values of the last tokens: `kv` gives those of each of them.
+    pub(super) fn write<'a>(
+        &mut self,
+        layer: usize,
+        tokens: usize,
+        kv: impl Fn(usize) -> (&'a [f32], &'a [f32]),
+    ) -> Result<()> {
+        for token in 0..tokens {
+            let at = self.len - tokens + token;
+            let (k, v) = kv(token);
+            // `grow` has made the block this sequence's own.
+            let block = self.blocks.get_mut(at / BLOCK).and_then(Arc::get_mut);
+            if let Some(page) = block.and_then(|block| block.layers.get_mut(layer)) {
+                page.put(at % BLOCK, k, v)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn pages(&self, layer: usize) -> Vec<&Page> {
+        self.blocks.iter().filter_map(|block| block.layers.get(layer)).collect()
     }
 }

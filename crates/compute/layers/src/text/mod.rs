@@ -1,5 +1,6 @@
 //! From text to tokens: tokenizers and chat templates.
 
+mod gguf;
 mod template;
 mod tokenizer;
 

@@ -5,6 +5,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
 use runtime_base::{Error, Result, WeightsSource};
 use serde::Serialize;
+use weights::GgufMetadata;
 
 const NAME: &str = "chat";
 
@@ -45,6 +46,14 @@ impl ChatTemplate {
             None => named_template(&config),
         };
         text.map(|text| Self::new(text, &config)).transpose()
+    }
+
+    /// The template in the metadata of a GGUF file, if there is one.
+    ///
+    /// # Errors
+    /// It is not valid Jinja.
+    pub fn from_gguf(metadata: &GgufMetadata) -> Result<Option<Self>> {
+        super::gguf::template(metadata).map(|(text, config)| Self::new(text, &config)).transpose()
     }
 
     /// Makes a template of its text; special tokens come from a `tokenizer_config.json`.

@@ -1,6 +1,7 @@
-//! Tokenizers from `tokenizer.json`.
+//! Tokenizers from `tokenizer.json` and from GGUF files.
 
 use runtime_base::{Error, Result, Role, WeightsSource};
+use weights::Checkpoint;
 
 /// A byte-level or word-piece tokenizer as its `tokenizer.json` describes it.
 pub struct Tokenizer(tokenizers::Tokenizer);
@@ -30,6 +31,15 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| format!("is a damaged tokenizer: {e}"))?;
         Ok(Self(inner))
+    }
+
+    /// Makes the tokenizer that the metadata of a GGUF file describes.
+    ///
+    /// # Errors
+    /// There is none, or it is damaged or of a kind that isn't known.
+    pub fn from_gguf(checkpoint: &Checkpoint) -> Result<Self> {
+        let metadata = checkpoint.gguf().ok_or_else(|| Error::weights(checkpoint.path(), "is not a GGUF file"))?;
+        super::gguf::tokenizer(metadata).map(Self).map_err(|message| Error::weights(checkpoint.path(), message))
     }
 
     /// Token ids of `text`, special tokens in it recognised and none added.
