@@ -4,9 +4,13 @@
 //! snapshots.
 
 mod answer;
+mod batch;
+pub mod bench;
 mod choose;
 mod constraint;
 mod llama;
+mod lookup;
+mod prefixes;
 mod prepare;
 mod schema;
 mod snapshot;

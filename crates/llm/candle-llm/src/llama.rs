@@ -1,16 +1,15 @@
 //! `candle-llama`: language models of the Llama shape.
 
 use crate::answer::{Answer, Next};
+use crate::batch::Batch;
+use crate::lookup::Lookup;
 use crate::snapshot::{MODEL_TYPES, Snapshot, recognise};
 use candle_core::DType;
 use core_llm::{
-    CancelFlag, Error, LoadSpec, Precision, Quant, Result, StreamEvent, TextCapabilities, TextLlm, TextLlmDescriptor,
-    TextLlmEntry, TextLlmOutput, TextLlmRequest, ThinkingSupport,
+    Error, LoadSpec, Precision, Quant, Result, StreamEvent, TextCapabilities, TextLlm, TextLlmDescriptor, TextLlmEntry,
+    TextLlmOutput, TextLlmRequest, ThinkingSupport,
 };
-use layers::decoder::{Decoder, KvCache, Piece};
-
-/// Tokens of a prompt that are computed at once, so that a long one needs no more memory than this many.
-const PROMPT_CHUNK: usize = 512;
+use std::sync::Arc;
 
 pub(crate) fn entry() -> TextLlmEntry {
     let descriptor = TextLlmDescriptor {
@@ -36,7 +35,7 @@ pub(crate) fn entry() -> TextLlmEntry {
 /// A loaded model.
 struct Llama {
     descriptor: TextLlmDescriptor,
-    decoder: Decoder,
+    batch: Arc<Batch>,
     snapshot: Snapshot,
 }
 
@@ -52,12 +51,7 @@ impl Llama {
         };
         let snapshot = Snapshot::open(&spec.source, dtype, spec.quant, &spec.cancel)?;
         descriptor.capabilities = snapshot.capabilities(&descriptor.capabilities);
-        Ok(Self { descriptor, decoder: snapshot.decoder()?, snapshot })
-    }
-
-    /// The logits after `tokens`.
-    fn logits(&self, tokens: &[u32], cache: &mut KvCache, cancel: &CancelFlag) -> Result<Vec<f32>> {
-        Ok(self.decoder.forward(&mut [Piece { tokens, cache, keep: 1 }], cancel)?)
+        Ok(Self { descriptor, batch: Batch::new(snapshot.decoder()?), snapshot })
     }
 }
 
@@ -72,16 +66,33 @@ impl TextLlm for Llama {
 
     fn generate(&self, request: &TextLlmRequest, on_event: &mut dyn FnMut(StreamEvent)) -> Result<TextLlmOutput> {
         self.validate(request)?;
-        let prompt = self.snapshot.words.prompt(request, self.decoder.config().max_positions)?;
+        let prompt = self.snapshot.words.prompt(request, self.batch.decoder().config().max_positions)?;
         let mut answer = Answer::new(self.snapshot.words.clone(), request, &prompt)?;
-        let mut cache = self.decoder.sequence(prompt.tokens.len() + request.max_new_tokens);
-        let (before, last) = prompt.tokens.split_at((prompt.tokens.len() - 1) / PROMPT_CHUNK * PROMPT_CHUNK);
-        for chunk in before.chunks(PROMPT_CHUNK) {
-            self.decoder.forward(&mut [Piece { tokens: chunk, cache: &mut cache, keep: 0 }], &request.cancel)?;
-        }
-        let mut logits = self.logits(last, &mut cache, &request.cancel)?;
-        while let Next::Token(token) = answer.take(logits, on_event)? {
-            logits = self.logits(&[token], &mut cache, &request.cancel)?;
+        let room = prompt.tokens.len() + request.max_new_tokens;
+        let mut session = self.batch.open(room, &request.cancel);
+        let mut lookup = Lookup::new(&prompt.tokens);
+        let vocabulary = self.batch.decoder().config().vocabulary;
+        let mut next = answer.take(session.prompt(&prompt.tokens)?, on_event)?;
+        while let Next::Token(token) = next {
+            let mut tokens = vec![token];
+            let guess = lookup.guess(token);
+            // In company a pass is busy enough without guesses.
+            if session.is_alone() {
+                let room = room - session.len() - 1;
+                tokens.extend(guess.iter().take(room));
+            }
+            let guess = &tokens[1..];
+            let logits = session.advance(&tokens, tokens.len())?;
+            let mut right = 0;
+            for (index, logits) in logits.chunks_exact(vocabulary).enumerate() {
+                next = answer.take(logits.to_vec(), on_event)?;
+                match next {
+                    Next::Token(token) if guess.get(index) == Some(&token) => right += 1,
+                    _ => break,
+                }
+            }
+            lookup.learn(guess.len(), &guess[..right]);
+            session.take_back(guess.len() - right);
         }
         answer.finish(on_event)
     }

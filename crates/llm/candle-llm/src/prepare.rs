@@ -29,6 +29,9 @@ impl SnapshotPreparer for SafetensorsPreparer {
         let source = WeightsSource::from_path(&spec.source);
         // What can't be loaded is refused before a byte is written.
         Snapshot::open(&source, candle_core::DType::F32, None, &spec.cancel)?;
+        if Checkpoint::from_source(&source, None)?.gguf().is_some() {
+            return Err(Error::Unsupported("GGUF files can't be made a snapshot yet; they load as they are".into()));
+        }
         let parts = parts(&source)?;
         let failed = |e: io::Error| Error::weights(destination, format!("can't be written: {e}"));
         let parent = destination.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

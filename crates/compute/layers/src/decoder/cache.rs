@@ -48,6 +48,11 @@ impl KvCache {
         self.len == 0
     }
 
+    /// Whether its positions are those of sequences beyond the context that the model was first trained for.
+    pub fn is_stretched(&self) -> bool {
+        self.stretched
+    }
+
     /// Forgets all tokens from `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
