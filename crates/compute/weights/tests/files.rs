@@ -159,7 +159,7 @@ fn foreign_and_damaged_files_are_refused_for_what_they_are() {
     let path = dir.path().join("model.safetensors");
     for (bytes, expected) in [
         (&b""[..], "empty"),
-        (b"GGUF\x03\0\0\0", "GGUF"),
+        (b"GGUF\x03\0\0\0", "cut off"),
         (b"PK\x03\x04 archive/data.pkl", "pickle"),
         (b"\x80\x02}q\x00.", "pickle"),
         (b"<!DOCTYPE html><html></html>", "web page"),
