@@ -72,7 +72,9 @@ fn damage_is_an_error_wherever_it_is() {
             let mut bytes = whole.clone();
             bytes[at] = value;
             if let Ok(checkpoint) = open(&path, &bytes) {
-                checkpoint.tensors().for_each(|info| drop(checkpoint.raw(&info.name).unwrap()));
+                checkpoint
+                    .tensors()
+                    .for_each(|info| assert_eq!(checkpoint.raw(&info.name).unwrap().len(), info.bytes()));
             }
         }
     }
