@@ -106,6 +106,9 @@ pub(crate) async fn list(State(state): State<AppState>, headers: HeaderMap) -> R
         return (StatusCode::NOT_MODIFIED, tag).into_response();
     }
     let models = registry.iter().cloned().collect();
+    let language = state.engine().nodes().language().clone();
+    let texts = language.speakers().into_iter().chain(language.embedders());
+    let texts = texts.map(|id| OpenAiModel { id, object: "model", created: 0, owned_by: "local".to_owned() });
     let data = registry
         .iter()
         .filter(|node| !node.hidden)
@@ -113,6 +116,7 @@ pub(crate) async fn list(State(state): State<AppState>, headers: HeaderMap) -> R
             let owner = node.node_type.split('/').next().unwrap_or_default();
             OpenAiModel { id: node.node_type.clone(), object: "model", created: 0, owned_by: owner.to_owned() }
         })
+        .chain(texts)
         .collect();
     (tag, Json(Models { registry_version: version, models, object: "list", data })).into_response()
 }

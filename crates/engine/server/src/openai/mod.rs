@@ -4,9 +4,12 @@
 //! is also what the API's document shows. Refusals are the contract's error object with the two fields that OpenAI's
 //! clients read besides, `type` and `param`.
 
+mod chat;
 pub(crate) mod edits;
+mod embeddings;
 pub(crate) mod images;
 mod pictures;
+mod text;
 
 use crate::body::{json_object, read_json};
 use crate::{ApiError, AppState};
@@ -20,6 +23,8 @@ use serde_json::{Map, Value};
 /// The routes.
 pub(crate) fn routes() -> Router<AppState> {
     Router::new()
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/images/generations", post(images::generations))
         .route("/v1/images/edits", post(edits::edits))
 }
