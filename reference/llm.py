@@ -6,10 +6,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 import recipe
@@ -40,9 +44,36 @@ MODELS = {
     "qwen2": Qwen2Config(
         hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=True, use_sliding_window=False, **COMMON),
+    # dense first, then experts
+    "qwen3-moe": Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=128, moe_intermediate_size=56, num_experts=8, num_experts_per_tok=2,
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32, rope_theta=1e6, rms_norm_eps=1e-6,
+        norm_topk_prob=True, mlp_only_layers=[0], decoder_sparse_step=1, tie_word_embeddings=False, **COMMON),
+    # a window in every other layer, capped scores and logits, a scale that isn't that of the head dim
+    "gemma2": Gemma2Config(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, query_pre_attn_scalar=24, sliding_window=16, attn_logit_softcapping=2.0,
+        final_logit_softcapping=4.0, rms_norm_eps=1e-6, tie_word_embeddings=True, **COMMON),
+    # two rotations, the global one scaled
+    "gemma3": Gemma3TextConfig(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, query_pre_attn_scalar=32, sliding_window=16, sliding_window_pattern=3, rms_norm_eps=1e-6,
+        rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=1e4)),
+        tie_word_embeddings=True, **COMMON),
+    # fused matrices, part of each head turned, and a prompt beyond the short context
+    "phi3": Phi3Config(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, original_max_position_embeddings=32, partial_rotary_factor=0.75,
+        rope_parameters=dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 6, long_factor=[1.0, 1.1, 1.5, 2.0, 3.0, 4.0]),
+        **COMMON),
+    "llama-yarn": LlamaConfig(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, attention_bias=True,
+        rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=512), **COMMON),
 }
 # written with the keys of the released checkpoints (transformers 4) rather than those of transformers 5
-OLD_STYLE = ("llama3", "mistral", "qwen2")
+OLD_STYLE = ("llama3", "mistral", "qwen2", "qwen3-moe", "gemma2", "gemma3", "phi3", "llama-yarn")
 
 
 def write_config(folder, name: str, config, architecture: str) -> None:
@@ -50,19 +81,57 @@ def write_config(folder, name: str, config, architecture: str) -> None:
     keep = {"attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
             "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
             "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size",
-            "bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "max_window_layers"}
+            "bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "max_window_layers", "moe_intermediate_size",
+            "num_experts", "num_experts_per_tok", "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step",
+            "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+            "sliding_window_pattern", "original_max_position_embeddings"}
     c = {k: v for k, v in c.items() if k in keep} | {"architectures": [architecture], "torch_dtype": "float32"}
     if name in OLD_STYLE:
         rope = c.pop("rope_parameters")
         c.pop("layer_types", None)
+        if name == "gemma3":
+            c["sliding_window_pattern"] = 3
+            c["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            rope = rope["full_attention"]
         c["rope_theta"] = rope.pop("rope_theta")
+        if rope.pop("partial_rotary_factor", 1.0) != 1.0:
+            c["partial_rotary_factor"] = config.rope_parameters["partial_rotary_factor"]
         c["rope_scaling"] = rope if rope["rope_type"] != "default" else None
-        if name == "qwen2":
+        if name in ("qwen2", "phi3"):
             c.pop("head_dim", None)
     write_json(folder / "config.json", dict(sorted(c.items())))
     back = AutoConfig.from_pretrained(folder)
     for key in ("rope_parameters", "layer_types", "sliding_window", "head_dim", "tie_word_embeddings"):
         assert getattr(back, key, None) == getattr(config, key, None), (name, key)
+
+
+def released_names(tensors: list) -> list:
+    """Experts one by one, as released checkpoints have them, where this version of transformers stacks them."""
+    out = []
+    for name, shape in tensors:
+        base, _, last = name.rpartition(".")
+        if not base.endswith(".experts"):
+            out.append([name, shape])
+        elif last == "gate_up_proj":
+            for part in ("gate_proj", "up_proj"):
+                out += [[f"{base}.{e}.{part}.weight", [shape[1] // 2, shape[2]]] for e in range(shape[0])]
+        else:
+            out += [[f"{base}.{e}.{last}.weight", shape[1:]] for e in range(shape[0])]
+    return out
+
+
+def fill(model):
+    """The recipe, under the names of released checkpoints."""
+    recipe.fill(model)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            base, _, last = name.rpartition(".")
+            if base.endswith(".experts"):
+                for e in range(p.shape[0]):
+                    parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+                    rows = p.shape[1] // len(parts)
+                    p[e].copy_(torch.cat([recipe.tensor(f"{base}.{e}.{part}.weight", [rows, p.shape[2]]) for part in parts]))
+    return model
 
 
 def main() -> None:
@@ -73,10 +142,10 @@ def main() -> None:
     for name, config in MODELS.items():
         folder = OUT / name
         folder.mkdir(parents=True, exist_ok=True)
-        model = recipe.fill(AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager"))
+        model = fill(AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager"))
         write_config(folder, name, config, type(model).__name__)
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        recipe.save_tensor_list(folder / "tensors.json", recipe.tensor_list(model, skip=tied))
+        recipe.save_tensor_list(folder / "tensors.json", released_names(recipe.tensor_list(model, skip=tied)))
 
         rows = torch.tensor([0, 17, ids.shape[1] - 1])
         seq, margins = ids, []
