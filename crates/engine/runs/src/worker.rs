@@ -96,8 +96,11 @@ impl OutputSink for TakeSink<'_> {
         for encoded in takes::encode(&self.job.graph, output)? {
             let bytes = encoded.bytes.len() as u64;
             let take = takes::write(self.engine.media.takes(), encoded, self.run_id, node_id);
-            let take =
-                take.map_err(|e| NodeError::new(format!("the take can't be written: {e}; make room and run again")))?;
+            // The error itself names the file, which is for the log alone.
+            let take = take.map_err(|error| {
+                tracing::error!(%error, run = %self.run_id, "a take couldn't be written");
+                NodeError::new(format!("the take can't be written: {}; make room and run again", error.kind()))
+            })?;
             // A retry after a crash finds what the first attempt listed.
             let listed = |t: &crate::Take| t.node_id == take.node_id && t.hash == take.hash;
             if self.job.retried && self.job.live.state().takes.iter().any(listed) {
