@@ -8,12 +8,15 @@ use std::net::TcpStream;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use tungstenite::stream::MaybeTlsStream;
 use tungstenite::{Message, WebSocket};
 
 pub fn inline() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_inline"));
+    // Long checks run against an optimised binary.
+    let binary = std::env::var_os("TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_inline").into());
+    let mut command = Command::new(binary);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INLINE_")) {
         command.env_remove(name);
     }
@@ -82,7 +85,12 @@ impl Server {
             "--models-dir",
             models.to_str().unwrap(),
         ]);
-        let mut child = command.args(extra).stdout(Stdio::piped()).spawn().unwrap();
+        Self::spawn(command.args(extra))
+    }
+
+    /// Starts a `serve` command that was prepared elsewhere.
+    pub fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let base = line.trim().strip_suffix("/v1").unwrap_or_else(|| panic!("the server printed {line:?}")).to_owned();
@@ -92,12 +100,25 @@ impl Server {
 
 impl Client {
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .allow_non_standard_methods(true)
-            .timeout_global(Some(Duration::from_secs(60)))
-            .build()
-            .into();
+        self.try_send(method, path, headers, body).unwrap()
+    }
+
+    /// As [`Self::send`], for a server that may be dying.
+    pub fn try_send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<Answer, ureq::Error> {
+        static AGENT: LazyLock<ureq::Agent> = LazyLock::new(|| {
+            ureq::Agent::config_builder()
+                .http_status_as_error(false)
+                .allow_non_standard_methods(true)
+                .timeout_global(Some(Duration::from_secs(60)))
+                .build()
+                .into()
+        });
         let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -105,10 +126,10 @@ impl Client {
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let mut response = agent.run(request.body(body.to_vec()).unwrap()).unwrap();
+        let mut response = AGENT.run(request.body(body.to_vec()).unwrap())?;
         let mut bytes = Vec::new();
-        response.body_mut().as_reader().read_to_end(&mut bytes).unwrap();
-        Answer { status: response.status().as_u16(), headers: response.headers().clone(), body: bytes }
+        response.body_mut().as_reader().read_to_end(&mut bytes)?;
+        Ok(Answer { status: response.status().as_u16(), headers: response.headers().clone(), body: bytes })
     }
 
     pub fn get(&self, path: &str) -> Answer {
