@@ -45,7 +45,8 @@ fn step(decoder: &Decoder, tokens: &[u32], cache: &mut KvCache, keep: usize) -> 
 
 #[test]
 fn every_family_gives_the_reference_logits_and_continuation() {
-    for family in ["qwen3", "qwen3-untied", "llama3", "mistral", "qwen2"] {
+    let dense = ["qwen3", "qwen3-untied", "llama3", "llama-yarn", "mistral", "qwen2", "phi3", "gemma2", "gemma3"];
+    for family in dense.into_iter().chain(["qwen3-moe"]) {
         let fixture = recipe::fixtures().join("llm-tiny").join(family);
         let dir = tempfile::tempdir().unwrap();
         recipe::write_folder(&fixture, dir.path(), recipe::Format::F32, 1).unwrap();
@@ -59,11 +60,11 @@ fn every_family_gives_the_reference_logits_and_continuation() {
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let prompt = ids(&file, "input_ids");
         // In pieces, the first of which needs no logits.
-        let mut cache = KvCache::new();
+        let mut cache = decoder.sequence(prompt.len() + 24);
         assert!(step(&decoder, &prompt[..20], &mut cache, 0).is_empty());
         let first = step(&decoder, &prompt[20..prompt.len() - 1], &mut cache, 1);
         let rest = step(&decoder, &prompt[prompt.len() - 1..], &mut cache, 1);
-        let mut cache = KvCache::new();
+        let mut cache = decoder.sequence(prompt.len() + 24);
         let logits = step(&decoder, &prompt, &mut cache, prompt.len());
         assert_eq!(logits.len(), prompt.len() * vocabulary);
         assert_eq!([first, rest].concat(), logits[(prompt.len() - 2) * vocabulary..], "{family}");

@@ -20,6 +20,8 @@ pub struct DecoderConfig {
     pub heads: HeadGeometry,
     /// Whether the projections to queries, keys and values have a bias.
     pub qkv_bias: bool,
+    /// Whether the projection out of attention has one.
+    pub output_bias: bool,
     /// Whether heads of queries and keys are normalised.
     pub qk_norm: bool,
     /// Whether the checkpoint holds queries, keys and values as one matrix, and gate and up as one.
@@ -157,6 +159,7 @@ impl DecoderConfig {
             layers,
             heads,
             qkv_bias: weights.contains(&format!("{first}.self_attn.q_proj.bias")),
+            output_bias: weights.contains(&format!("{first}.self_attn.o_proj.bias")),
             qk_norm: norm.is_some(),
             fused: fused.is_some(),
             four_norms: weights.contains(&format!("{first}.post_feedforward_layernorm.weight")),

@@ -23,7 +23,8 @@ impl SparseMlp {
         };
         let experts = (0..settings.count).map(expert).collect::<weights::Result<Vec<_>>>()?;
         // The choice is made in full precision, like that of the reference.
-        let router = Linear::new(&mlp.to_dtype(candle_core::DType::F32).pp("gate"), dim, settings.count, false)?;
+        let exact = mlp.to_dtype(candle_core::DType::F32).with_quant(None);
+        let router = Linear::new(&exact.pp("gate"), dim, settings.count, false)?;
         Ok(Self { router, experts, settings })
     }
 

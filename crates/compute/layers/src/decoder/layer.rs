@@ -152,7 +152,7 @@ impl DecoderLayer {
             attention_norm: norm(&weights.pp("input_layernorm"), dim)?,
             qkv: Qkv::new(&attention, config)?,
             head_norms,
-            attention_output: Linear::new(&attention.pp("o_proj"), heads * head_dim, dim, false)?,
+            attention_output: Linear::new(&attention.pp("o_proj"), heads * head_dim, dim, config.output_bias)?,
             after_attention,
             mlp_norm: norm(&weights.pp(before_mlp), dim)?,
             mlp: Self::mlp(&weights.pp("mlp"), config)?,
