@@ -44,6 +44,7 @@ async fn serve(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
     let media = Arc::new(Media::new(&settings.data_dir, store.clone(), handle, paths));
     media.takes().sweep();
     media.assets().sweep();
+    yield_to_requests();
     // Rows of all runs in work; more would only wait for each other.
     let sampler = BatchingSampler::new(MAX_ROWS).map_err(Failure::of)?;
     let nodes = Arc::new(setup::nodes(settings, Arc::clone(&media) as _, Arc::new(sampler))?);
@@ -76,6 +77,19 @@ async fn serve(settings: &SettingsArgs, args: &ServeArgs) -> Result<()> {
             let _ = signal.await;
             tokio::time::sleep(Duration::from_secs(2)).await;
         } => Ok(()),
+    }
+}
+
+/// How much the threads that render give way to those that answer requests.
+#[cfg(target_os = "linux")]
+const GIVE_WAY: i32 = 5;
+
+/// Lowers the priority of this thread and with it of those that it starts from now on, which render. On Linux a nice
+/// value belongs to a thread; elsewhere to the process, so there it stays.
+fn yield_to_requests() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::nice(GIVE_WAY) {
+        tracing::warn!(%error, "rendering keeps the priority of requests");
     }
 }
 

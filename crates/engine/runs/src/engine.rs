@@ -287,6 +287,17 @@ impl Engine {
         }
     }
 
+    /// A run's state as JSON, which for a live one is made once for all who ask between two changes.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn run_json(&self, id: &str) -> Result<Option<Arc<str>>, StoreError> {
+        match self.job(id) {
+            Some(job) => Ok(Some(job.live.state_json())),
+            None => Ok(self.store.run(id).await?.map(|state| serde_json::json!(state).to_string().into())),
+        }
+    }
+
     fn job(&self, id: &str) -> Option<Arc<Job>> {
         self.jobs().by_id.get(id).cloned()
     }

@@ -41,6 +41,8 @@ pub struct Preview {
 
 struct Inner {
     state: RunState,
+    /// The state as JSON, until it changes: many ask for it between two changes.
+    served: Option<Arc<str>>,
     seq: u64,
     history: VecDeque<RunEvent>,
     /// When progress was last sent, and of which node and phase.
@@ -73,7 +75,7 @@ pub struct Subscription {
 
 impl LiveRun {
     pub(crate) fn new(state: RunState) -> Self {
-        let inner = Inner { state, seq: 0, history: VecDeque::new(), last_progress: None };
+        let inner = Inner { state, served: None, seq: 0, history: VecDeque::new(), last_progress: None };
         Self {
             cancel: CancelFlag::new(),
             inner: Mutex::new(inner),
@@ -84,6 +86,13 @@ impl LiveRun {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock for those that change the state.
+    fn change(&self) -> MutexGuard<'_, Inner> {
+        let mut inner = self.lock();
+        inner.served = None;
+        inner
     }
 
     /// The state now.
@@ -102,6 +111,17 @@ impl LiveRun {
             created_at: state.created_at,
             queue_position,
         })
+    }
+
+    /// The state now, as JSON.
+    pub fn state_json(&self) -> Arc<str> {
+        let mut inner = self.lock();
+        if let Some(served) = &inner.served {
+            return Arc::clone(served);
+        }
+        let served: Arc<str> = json!(inner.state).to_string().into();
+        inner.served = Some(Arc::clone(&served));
+        served
     }
 
     /// Where it stands now.
@@ -147,7 +167,7 @@ impl LiveRun {
     }
 
     pub(crate) fn started(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         inner.state.status = RunStatus::Running;
         self.send(&mut inner, json!({"type": "run_started"}), false);
     }
@@ -161,7 +181,7 @@ impl LiveRun {
 
     /// Sets the end without telling anyone, and gives the state to be stored.
     pub(crate) fn end(&self, status: RunStatus, error: Option<RunFailure>) -> RunState {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         if let Some(node) = error.as_ref().and_then(|e| e.node_id.clone()).and_then(|id| inner.state.nodes.get_mut(&id))
         {
             node.end(NodePhase::Error);
@@ -173,11 +193,11 @@ impl LiveRun {
     }
 
     pub(crate) fn add_take(&self, take: Take) {
-        self.lock().state.takes.push(take);
+        self.change().state.takes.push(take);
     }
 
     fn node_progress(&self, node_id: &str, progress: &Progress) {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         if let Some(node) = inner.state.nodes.get_mut(node_id) {
             node.progress(progress);
         }
@@ -230,7 +250,7 @@ impl LiveRun {
     }
 
     fn node_done(&self, node_id: &str, cached: bool) {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         if let Some(node) = inner.state.nodes.get_mut(node_id) {
             node.end(if cached { NodePhase::Cached } else { NodePhase::Done });
         }
@@ -258,7 +278,7 @@ impl Observer for LiveRun {
     fn event(&self, event: Event<'_>) {
         match event {
             Event::Started { node_id } => {
-                let mut inner = self.lock();
+                let mut inner = self.change();
                 if let Some(node) = inner.state.nodes.get_mut(node_id) {
                     *node = NodeState { state: NodePhase::Running, ..NodeState::queued() };
                 }

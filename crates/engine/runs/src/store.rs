@@ -94,7 +94,8 @@ impl Store {
             // A listed take must survive a power cut, so every commit is synced.
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(Duration::from_secs(10));
-        let pool = SqlitePoolOptions::new().max_connections(4).connect_with(options).await?;
+        // All at once: a connection's thread has the priority of the thread that opens it.
+        let pool = SqlitePoolOptions::new().min_connections(4).max_connections(4).connect_with(options).await?;
         sqlx::migrate!("./migrations").run(&pool).await?;
         Ok(Self { pool })
     }

@@ -237,6 +237,26 @@ async fn what_may_have_killed_the_process_runs_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_served_state_is_never_older_than_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = engine(dir.path(), 1).await;
+    let id = submit(&engine, json!({"seed": 1, "steps": 4})).await;
+    let served = async || -> Value { serde_json::from_str(&engine.run_json(&id).await.unwrap().unwrap()).unwrap() };
+    let mut fractions = vec![served().await["fraction"].as_f64().unwrap()];
+    loop {
+        let state = engine.run(&id).await.unwrap().unwrap();
+        let seen = served().await;
+        fractions.push(seen["fraction"].as_f64().unwrap());
+        if state.status.is_final() {
+            assert_eq!(seen, json!(state));
+            break;
+        }
+    }
+    assert!(fractions.is_sorted() && fractions.iter().any(|f| *f > 0.0 && *f < 1.0), "{fractions:?}");
+    assert!(engine.run_json("run_none").await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn previews_are_small_jpegs_for_those_who_ask() {
     let dir = tempfile::tempdir().unwrap();
     let engine = engine(dir.path(), 1).await;

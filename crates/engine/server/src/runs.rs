@@ -6,7 +6,7 @@ use crate::{ApiError, AppState};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine_runs::{LiveEntry, PageQuery, RunState, RunStatus, Take};
 use serde::{Deserialize, Serialize};
@@ -211,8 +211,8 @@ pub(crate) async fn list(
 #[utoipa::path(get, path = "/v1/runs/{id}", tag = "runs", params(("id" = String, Path)),
     responses((status = 200, body = RunState), (status = 404, body = ErrorBody)))]
 pub(crate) async fn get(State(state): State<AppState>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    let run = state.engine().run(&id).await?.ok_or_else(|| unknown_run(&id))?;
-    Ok(Json(run).into_response())
+    let run = state.engine().run_json(&id).await?.ok_or_else(|| unknown_run(&id))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], run.to_string()).into_response())
 }
 
 pub(crate) fn unknown_run(id: &str) -> ApiError {
