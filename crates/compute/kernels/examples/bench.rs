@@ -1,11 +1,13 @@
 //! Times one kernel without building the whole program:
 //! `cargo run --release -p kernels --example bench -- linear --m 1088 --k 3840 --n 3840`.
 //!
-//! Prints one JSON line; options: `--isa`, `--threads`, `--dtype bfloat16|float32`, `--format int8|q8_0|…`, `--runs` and the sizes.
+//! Prints one JSON line (`peak`, the machine's own limits, one for each); options: `--isa`, `--threads`, `--dtype bfloat16|float32`, `--format int8|q8_0|…`, `--runs`, `--clock wall|own` and the
+//! sizes. `own` leaves out what other programs take from a single thread.
 
 use std::error::Error;
 
-use kernels::bench::{Case, time};
+use kernels::bench::peak::{self, Limit};
+use kernels::bench::{Case, time, time_own};
 use kernels::linear::WeightFormat;
 use kernels::{Ctx, Isa};
 
@@ -31,6 +33,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let work = options.0.first().cloned().unwrap_or_else(|| "linear".into());
     let isa: Isa = options.text("isa", Isa::active().name()).parse()?;
     let ctx = Ctx::new(isa, options.number("threads", Ctx::global().pool().threads())?)?;
+    if work == "peak" {
+        for limit in peak::limits(ctx.pool().threads()) {
+            let Limit { what, threads, unit, rate } = limit;
+            println!(
+                "{{\"work\":\"peak\",\"what\":\"{what}\",\"threads\":{threads},\"rate\":{rate:.3},\"unit\":\"{unit}\"}}"
+            );
+        }
+        return Ok(());
+    }
     let dtype = options.text("dtype", "bfloat16");
     let half = dtype == "bfloat16";
     let number = |name: &str, default: usize| options.number(name, default);
@@ -48,7 +59,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         other => return Err(format!("no such work: {other}").into()),
     };
-    let seconds = time(number("runs", 11)?, || case.run())?;
+    let runs = number("runs", 11)?;
+    let seconds = match options.text("clock", "wall").as_str() {
+        "own" if ctx.pool().threads() == 1 => time_own(runs, || case.run())?.ok_or("this system has no such clock")?,
+        "own" => return Err("a thread's own clock times one thread; add --threads 1".into()),
+        _ => time(runs, || case.run())?,
+    };
     let (median, min, max) = (seconds[seconds.len() / 2], seconds[0], seconds[seconds.len() - 1]);
     println!(
         "{{\"work\":\"{work}\",\"dtype\":\"{dtype}\",\"isa\":\"{isa}\",\"threads\":{},\"median_s\":{median:.6},\

@@ -1,5 +1,7 @@
 //! Single kernels on random numbers, to be timed: what `inline bench linear|attention|conv` runs.
 
+pub mod peak;
+
 use std::time::Instant;
 
 use half::bf16;
@@ -99,6 +101,41 @@ pub fn time<E>(runs: usize, mut step: impl FnMut() -> std::result::Result<(), E>
     Ok(seconds)
 }
 
+/// Seconds of the calling thread's own work in `runs` calls, as `time` has them: what a single thread needs, also on a
+/// machine that others keep busy. `None` where the system doesn't tell.
+///
+/// # Errors
+/// What `step` gives.
+pub fn time_own<E>(
+    runs: usize,
+    mut step: impl FnMut() -> std::result::Result<(), E>,
+) -> std::result::Result<Option<Vec<f64>>, E> {
+    let mut seconds = Vec::with_capacity(runs.max(1));
+    for run in 0..=runs.max(1) {
+        let start = own_seconds();
+        step()?;
+        let (Some(start), Some(end)) = (start, own_seconds()) else { return Ok(None) };
+        if run > 0 {
+            seconds.push(end - start);
+        }
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(Some(seconds))
+}
+
+/// What the calling thread has worked so far.
+fn own_seconds() -> Option<f64> {
+    #[cfg(target_os = "linux")]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call writes the time and nothing else.
+        let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } != 0;
+        (!failed).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
 /// The product of sizes, where a buffer of so many elements can exist.
 fn sized(sizes: &[usize]) -> Result<usize> {
     let all = sizes.iter().try_fold(8usize, |all, &size| all.checked_mul(size));
@@ -149,6 +186,7 @@ mod tests {
         let mut linear = Case::linear(ctx, WeightFormat::Q8_0, 3, 64, 40).unwrap();
         assert_eq!(linear.flops(), 2.0 * 3.0 * 64.0 * 40.0);
         assert_eq!(time(2, || linear.run()).unwrap().len(), 2);
+        assert!(time_own(2, || linear.run()).unwrap().is_none_or(|seconds| seconds.len() == 2 && seconds[0] > 0.0));
         let mut attention = Case::attention(ctx, true, 5, 2, 16).unwrap();
         assert_eq!(attention.flops(), 4.0 * 2.0 * 25.0 * 16.0);
         attention.run().unwrap();

@@ -84,7 +84,7 @@
 //! # }
 //! ```
 //!
-//! [`attention::Attention`] also has grouped heads, a causal cut and masks; bf16 on AMX multiplies bf16, all else f32.
+//! [`attention::Attention`] also has grouped heads, a causal cut and masks; bf16 on AMX and AVX512-BF16 multiplies bf16, all else f32.
 //! [`norm::Norm`] has bias, scale and shift by groups of rows; [`elementwise`] has activations, softmax, gated sums and
 //! conversions.
 //!
@@ -122,6 +122,8 @@ pub mod attention;
 pub mod bench;
 pub mod conv;
 mod ctx;
+#[cfg(target_arch = "x86_64")]
+mod dots;
 pub mod elementwise;
 mod error;
 pub mod isa;

@@ -7,9 +7,13 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod direct;
+#[cfg(target_arch = "x86_64")]
+mod dots;
 mod flash;
 mod float;
 pub mod paged;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 #[cfg(test)]
 mod tests;
 
@@ -153,8 +157,8 @@ impl<'a> Attention<'a> {
 
     /// `out = softmax(q k^T * scale + mask) v`, head by head; a query that sees no key becomes zeros.
     ///
-    /// `q`, `k` and `v` are of one type, `out` may be of the other. bf16 on AMX multiplies bf16 (weights of the softmax
-    /// are rounded too); everything else is f32 arithmetic.
+    /// `q`, `k` and `v` are of one type, `out` may be of the other. bf16 on AMX and AVX512-BF16 multiplies bf16
+    /// (weights of the softmax are rounded too); everything else is f32 arithmetic.
     pub fn forward(
         &self,
         ctx: &Ctx,
@@ -242,9 +246,12 @@ impl<'a> Attention<'a> {
 
     fn run_half<O: Element>(&self, ctx: &Ctx, q: &[bf16], k: &[bf16], v: &[bf16], out: &mut [O], views: Views) {
         #[cfg(target_arch = "x86_64")]
-        if ctx.isa() == Isa::AmxBf16 && self.queries > direct::MOST_QUERIES {
+        if matches!(ctx.isa(), Isa::AmxBf16 | Isa::Avx512Bf16) && self.queries > direct::MOST_QUERIES {
             let work = Work { shape: self, q, k, v, out: SharedMut::new(out), views };
-            return flash::run(ctx, &amx::Tiles, &work);
+            return match ctx.isa() {
+                Isa::AmxBf16 => flash::run(ctx, &amx::Tiles, &work),
+                _ => flash::run(ctx, &dots::Dots, &work),
+            };
         }
         self.run(ctx, q, k, v, out, views);
     }

@@ -64,18 +64,24 @@ pub(super) fn run(
     let rows = (BAND / width).clamp(1, height);
     let (bands, panel_tasks) = (height.div_ceil(rows), panels.div_ceil(PANELS));
     let bf16 = part.weights.format() == WeightFormat::Bf16;
-    let tiles = ctx.isa() == Isa::AmxBf16 && bf16 && x.is_half();
+    let arithmetic = match ctx.isa() {
+        Isa::AmxBf16 if bf16 && x.is_half() => Arithmetic::Tiles,
+        Isa::Avx512Bf16 if bf16 && x.is_half() => Arithmetic::Dots,
+        _ => Arithmetic::Floats,
+    };
     let isa_rows = match ctx.isa() {
+        Isa::AmxBf16 if arithmetic == Arithmetic::Tiles => 16,
         Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => AVX512_ROWS,
         Isa::Avx2 => AVX2_ROWS,
         Isa::Neon => NEON_ROWS,
         Isa::Scalar => SCALAR_ROWS,
     };
+    // A row's pixels in groups of equal size, for small ones can't hide the latency of sums; tiles are always whole.
+    let group = if arithmetic == Arithmetic::Tiles { isa_rows } else { width.div_ceil(width.div_ceil(isa_rows)) };
     ctx.pool().run(to.batch * bands * panel_tasks, |task| {
         let (batch, band) = (task / (bands * panel_tasks), task / panel_tasks % bands);
         let first_panel = task % panel_tasks * PANELS;
         let first_row = band * rows;
-        let group = if tiles { 16 } else { isa_rows };
         // Taps come oldest frame first, so those before the video's start are the first ones.
         let missing = (conv.depth - 1).saturating_sub(batch % frames);
         let from_k = missing * (part.taps.len() / conv.depth) * x.shape().pixel();
@@ -93,13 +99,24 @@ pub(super) fn run(
             band: Band { first_row, rows: rows.min(height - first_row), width, group },
             panels: first_panel..(first_panel + PANELS).min(panels),
         };
-        match tiles {
+        match arithmetic {
             #[cfg(target_arch = "x86_64")]
-            true => task.tiles(),
-            _ => task.floats(bf16),
+            Arithmetic::Tiles => task.tiles(),
+            _ => task.packed(arithmetic),
         }
         finish.publish();
     });
+}
+
+/// How products are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Arithmetic {
+    /// bf16 on the tiles of AMX.
+    Tiles,
+    /// bf16 by the dot products of AVX512-BF16.
+    Dots,
+    /// f32.
+    Floats,
 }
 
 /// Some rows of output pixels and some panels.
@@ -215,70 +232,80 @@ impl Task<'_> {
         self.part.weights.panel(next, chunk.min(self.inner()))
     }
 
-    /// f32 arithmetic: a chunk of every group of pixels is packed into L2, then passed by all panels.
-    fn floats(&self, bf16: bool) {
+    /// Dot products or f32: a chunk of every group of pixels is packed into L2, then passed by all panels.
+    fn packed(&self, arithmetic: Arithmetic) {
+        let dots = arithmetic == Arithmetic::Dots;
+        let widened = !dots && self.part.weights.format() == WeightFormat::Bf16;
         let (groups, inner, isa) = (self.band.groups(), self.inner(), self.ctx.isa());
         let group_sums = self.band.group * PANEL;
         let mut sums = Scratch::of::<f32>(groups * group_sums * self.panels.len());
         // One vector more: packing writes whole vectors.
-        let mut packed = Scratch::of::<f32>(groups * self.band.group * CHUNK + 16);
-        let mut space = Scratch::of::<f32>(if bf16 { CHUNK * PANEL } else { 0 });
-        let (sums, packed, space) = (sums.ptr::<f32>(), packed.ptr::<f32>(), space.ptr::<f32>());
+        let group_bytes = self.band.group * CHUNK * if dots { size_of::<bf16>() } else { size_of::<f32>() };
+        let mut packed = Scratch::take(groups * group_bytes + 64);
+        let mut space = Scratch::of::<f32>(if widened { CHUNK * PANEL } else { 0 });
+        let (sums, packed, space) = (sums.ptr::<f32>(), packed.ptr::<u8>(), space.ptr::<f32>());
         for k in (self.from_k..inner).step_by(CHUNK) {
             let len = CHUNK.min(inner - k);
-            let place = |group: usize| packed.wrapping_add(group * self.band.group * CHUNK);
+            let place = |group: usize| packed.wrapping_add(group * group_bytes);
             for group in 0..groups {
-                let (y, x, count) = self.band.group(group);
                 for (at, length) in self.segments(k, len) {
-                    let start = self.input(y, x, at);
                     // SAFETY: the group's pixels exist, and each group has room for a chunk.
-                    unsafe {
-                        let to = place(group).add((at - k) * count);
-                        match self.x.values() {
-                            Values::F32(x) => {
-                                pack_rows(
-                                    isa,
-                                    x.as_ptr().add(start),
-                                    self.stride * self.from.pixel(),
-                                    count,
-                                    length,
-                                    to,
-                                    count,
-                                );
-                            }
-                            Values::Bf16(x) => {
-                                pack_rows(
-                                    isa,
-                                    x.as_ptr().add(start),
-                                    self.stride * self.from.pixel(),
-                                    count,
-                                    length,
-                                    to,
-                                    count,
-                                );
-                            }
-                        }
-                    }
+                    unsafe { self.pack(arithmetic, group, at, length, place(group), at - k) };
                 }
             }
             for (own, panel) in self.panels.clone().enumerate() {
-                let mut b = self.part.weights.panel(panel, k).cast::<f32>();
-                if bf16 {
+                let mut b = self.part.weights.panel(panel, k);
+                if widened {
                     // SAFETY: whole tiles, and the space holds a chunk.
                     unsafe { widen(isa, b.cast(), len, space) };
-                    b = space;
+                    b = space.cast::<u8>();
                 }
                 for group in 0..groups {
-                    let rows = self.band.group(group).2;
-                    // SAFETY: all were sized above.
+                    let (rows, a, first) = (self.band.group(group).2, place(group), k == self.from_k);
+                    // SAFETY: all were sized above, and a chunk is whole steps.
                     unsafe {
                         let sums = sums.add((own * groups + group) * group_sums);
-                        dispatch(isa, Multiply { a: place(group), b, sums, rows, len, first: k == self.from_k });
+                        match arithmetic {
+                            #[cfg(target_arch = "x86_64")]
+                            Arithmetic::Dots => crate::dots::multiply(a, b, sums, rows, len / TILE_K, first),
+                            _ => dispatch(isa, Multiply { a: a.cast(), b: b.cast(), sums, rows, len, first }),
+                        }
                         if k + len == inner {
                             self.end(sums, panel, group);
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Packs `length` inner elements from `at` on of a group's pixels, to where the inner element `offset` of its room is.
+    ///
+    /// # Safety
+    /// The elements belong to one tap, and the room holds them and one vector more.
+    unsafe fn pack(
+        &self,
+        arithmetic: Arithmetic,
+        group: usize,
+        at: usize,
+        length: usize,
+        room: *mut u8,
+        offset: usize,
+    ) {
+        let (isa, stride) = (self.ctx.isa(), self.stride * self.from.pixel());
+        let (y, x, count) = self.band.group(group);
+        let start = self.input(y, x, at);
+        // SAFETY: by the contract above.
+        unsafe {
+            let floats = room.cast::<f32>().wrapping_add(offset * count);
+            match (self.x.values(), arithmetic) {
+                #[cfg(target_arch = "x86_64")]
+                (Values::Bf16(x), Arithmetic::Dots) => {
+                    let to = room.cast::<bf16>().add(offset * count).cast();
+                    crate::dots::pack(x.as_ptr().add(start), stride, count, length, to);
+                }
+                (Values::Bf16(x), _) => pack_rows(isa, x.as_ptr().add(start), stride, count, length, floats, count),
+                (Values::F32(x), _) => pack_rows(isa, x.as_ptr().add(start), stride, count, length, floats, count),
             }
         }
     }

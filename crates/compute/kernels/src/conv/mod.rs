@@ -181,7 +181,7 @@ impl Conv2d {
 
     /// `out = epilogue(x * weights + bias)`; `out` takes the shape that results and keeps its element type.
     ///
-    /// bf16 images and weights are multiplied in bf16 on AMX; everything else is f32 arithmetic. Sums are f32 always.
+    /// bf16 images and weights are multiplied in bf16 on AMX and AVX512-BF16; everything else is f32 arithmetic. Sums are f32 always.
     pub fn forward(&self, ctx: &Ctx, x: &Image, out: &mut Image, epilogue: ConvEpilogue<'_>) -> Result<()> {
         self.forward_frames(ctx, x, 1, out, epilogue)
     }

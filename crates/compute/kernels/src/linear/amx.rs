@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::TILE_K;
-use super::dot_bf16::to_bf16;
 use super::driver::{Engine, Packed, Work, row};
+use crate::dots;
 use crate::memory::Scratch;
 use crate::tiles::{Pipe, STEPS, TILE};
 use crate::values::Values;
@@ -40,13 +40,12 @@ impl Engine for Tiles {
                         let whole = inputs / TILE_K;
                         scatter_tile_rows(values.as_ptr().cast(), 0..whole, r, rows, TILE_K, to);
                         if padded > inputs {
-                            let start = line.add(whole * 64);
-                            to_bf16(Values::Bf16(&values[whole * TILE_K..]), start.cast(), TILE_K);
+                            dots::line(&values[whole * TILE_K..], line.add(whole * 64));
                             scatter_tile_rows(line, whole..whole + 1, r, rows, TILE_K, to);
                         }
                         continue;
                     }
-                    Some(values) => to_bf16(values, line.cast(), padded),
+                    Some(Values::F32(values)) => dots::line(values, line),
                     None => line.write_bytes(0, padded * 2),
                 }
                 scatter_tile_rows(line, 0..padded / TILE_K, r, rows, TILE_K, to);
