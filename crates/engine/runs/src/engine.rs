@@ -13,6 +13,7 @@ use engine_graph::{Graph, GraphError, Limits, NodeRegistry, validate};
 use engine_nodes::Nodes;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -86,12 +87,18 @@ pub(crate) struct Job {
     pub(crate) target: String,
     /// Whether the process died while the run was in work before.
     pub(crate) retried: bool,
+    /// What an earlier attempt listed, however it ended: not to be listed again.
+    pub(crate) earlier_takes: Vec<Take>,
+    /// Whether a stopping engine has left the run to the next process.
+    pub(crate) given_back: AtomicBool,
     pub(crate) queued_at: Instant,
 }
 
 impl Job {
     fn new(state: RunState, graph: Graph, target: String, retried: bool) -> Self {
-        Self { live: LiveRun::new(state), graph, target, retried, queued_at: Instant::now() }
+        let earlier_takes = state.takes.clone();
+        let given_back = AtomicBool::new(false);
+        Self { live: LiveRun::new(state), graph, target, retried, earlier_takes, given_back, queued_at: Instant::now() }
     }
 }
 
@@ -332,10 +339,15 @@ impl Engine {
             jobs.queue.len() < before
         };
         if was_queued {
+            let state = job.live.ending(RunStatus::Cancelled, None);
+            if let Err(error) = self.store.end(&state).await {
+                // Not lost: a worker takes it up, sees the flag and tries to store the end again.
+                self.jobs().queue.push_front(id.to_owned());
+                self.wake.notify_all();
+                return Err(error);
+            }
             meter::run_ended(RunStatus::Cancelled, None);
-            let state = job.live.end(RunStatus::Cancelled, None);
-            self.store.end(&state).await?;
-            job.live.announce_end();
+            job.live.end(state);
             self.forget_later(id);
         } else {
             // Longer than the work between two looks at the flag, on the slowest of machines.
@@ -439,13 +451,10 @@ impl Engine {
         };
         for (id, job) in working {
             self.store.give_back(&id).await?;
+            job.given_back.store(true, Ordering::Release);
             job.live.cancel.cancel();
         }
         Ok(())
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.jobs().stopping
     }
 
     /// Waits for the next run; `None` when stopping. Runs that were in work when a process died go alone: if one of them

@@ -172,24 +172,24 @@ impl LiveRun {
         self.send(&mut inner, json!({"type": "run_started"}), false);
     }
 
-    /// Records the end and tells the watchers; the caller has stored it.
-    pub(crate) fn announce_end(&self) {
-        let mut inner = self.lock();
-        let event = terminal_event(&inner.state);
-        self.send(&mut inner, event, true);
-    }
-
-    /// Sets the end without telling anyone, and gives the state to be stored.
-    pub(crate) fn end(&self, status: RunStatus, error: Option<RunFailure>) -> RunState {
-        let mut inner = self.change();
-        if let Some(node) = error.as_ref().and_then(|e| e.node_id.clone()).and_then(|id| inner.state.nodes.get_mut(&id))
-        {
+    /// The state as it is to be when the run has ended. Nobody sees it before [`LiveRun::end`].
+    pub(crate) fn ending(&self, status: RunStatus, error: Option<RunFailure>) -> RunState {
+        let mut state = self.state();
+        if let Some(node) = error.as_ref().and_then(|e| state.nodes.get_mut(e.node_id.as_ref()?)) {
             node.end(NodePhase::Error);
         }
-        inner.state.status = status;
-        inner.state.error = error;
-        inner.state.refresh_fraction();
-        inner.state.clone()
+        state.status = status;
+        state.error = error;
+        state.refresh_fraction();
+        state
+    }
+
+    /// Shows the end that the caller has stored, and tells the watchers.
+    pub(crate) fn end(&self, state: RunState) {
+        let mut inner = self.change();
+        inner.state = state;
+        let event = terminal_event(&inner.state);
+        self.send(&mut inner, event, true);
     }
 
     pub(crate) fn add_take(&self, take: Take) {

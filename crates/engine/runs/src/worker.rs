@@ -21,7 +21,8 @@ impl Engine {
                 let message = "internal error; the engine's log has the details".to_owned();
                 (RunStatus::Error, Some(RunFailure { node_id: None, message }))
             });
-            if status != RunStatus::Cancelled || !self.is_stopping() {
+            // A run that was given back to the next process has no end here.
+            if status != RunStatus::Cancelled || !job.given_back.load(Ordering::Acquire) {
                 meter::run_ended(status, Some(start.elapsed()));
                 self.finish(&id, &job, status, failure);
             }
@@ -30,12 +31,12 @@ impl Engine {
     }
 
     fn finish(&self, id: &str, job: &Job, status: RunStatus, failure: Option<RunFailure>) {
-        let state = job.live.end(status, failure);
+        let state = job.live.ending(status, failure);
         if let Err(error) = self.handle.block_on(self.store.end(&state)) {
             // The watchers learn the outcome all the same; after a restart the run is tried once more.
             tracing::error!(%error, run = %id, "the end of a run couldn't be stored");
         }
-        job.live.announce_end();
+        job.live.end(state);
         self.forget_later(id);
     }
 
@@ -101,9 +102,8 @@ impl OutputSink for TakeSink<'_> {
                 tracing::error!(%error, run = %self.run_id, "a take couldn't be written");
                 NodeError::new(format!("the take can't be written: {}; make room and run again", error.kind()))
             })?;
-            // A retry after a crash finds what the first attempt listed.
             let listed = |t: &crate::Take| t.node_id == take.node_id && t.hash == take.hash;
-            if self.job.retried && self.job.live.state().takes.iter().any(listed) {
+            if self.job.earlier_takes.iter().any(listed) {
                 continue;
             }
             self.engine.handle.block_on(self.engine.store.add_take(&take)).map_err(|error| {

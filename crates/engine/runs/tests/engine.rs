@@ -162,13 +162,18 @@ async fn a_run_that_is_tried_again_draws_the_same_seeds() {
         engine.stop().await.unwrap();
         (id, first)
     };
-    // As if the process had died between the take and the end.
-    let pool = sqlx::SqlitePool::connect(&format!("sqlite:{}", dir.path().join("runs.db").display())).await.unwrap();
-    sqlx::query("UPDATE runs SET status = 'running'").execute(&pool).await.unwrap();
-    pool.close().await;
+    // As if the process had died, or been stopped, between the take and the end.
+    for left in ["UPDATE runs SET status = 'running'", "UPDATE runs SET status = 'queued', attempts = 0"] {
+        let path = format!("sqlite:{}", dir.path().join("runs.db").display());
+        let pool = sqlx::SqlitePool::connect(&path).await.unwrap();
+        sqlx::query(left).execute(&pool).await.unwrap();
+        pool.close().await;
+        let engine = engine(dir.path(), 1).await;
+        let again = end(&engine, &id).await;
+        assert_eq!((again.status, &again.takes), (RunStatus::Done, &first.takes), "{left}");
+        engine.stop().await.unwrap();
+    }
     let engine = engine(dir.path(), 1).await;
-    let again = end(&engine, &id).await;
-    assert_eq!((again.status, &again.takes), (RunStatus::Done, &first.takes));
     let another = end(&engine, &submit(&engine, params).await).await;
     assert_ne!(another.takes[0].params["seed"], first.takes[0].params["seed"]);
     // The take's own graph, embedded in the picture, has the seed that was drawn.
