@@ -67,6 +67,20 @@ impl LlmBench {
         Ok(choices)
     }
 
+    /// The logits before each of `tokens`, which follow `prompt` whatever the model thinks of them.
+    ///
+    /// # Errors
+    /// As [`Self::greedy`].
+    pub fn follow(&self, prompt: &[u32], tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
+        let mut session = self.session(prompt.len() + tokens.len())?;
+        let mut logits = vec![session.prompt(prompt)?];
+        if let Some(fed) = tokens.len().checked_sub(1).filter(|fed| *fed > 0) {
+            let rest = session.advance(&tokens[..fed], fed)?;
+            logits.extend(rest.chunks_exact(self.batch.decoder().config().vocabulary).map(<[f32]>::to_vec));
+        }
+        Ok(logits)
+    }
+
     /// Times `concurrent` answers of `tokens` tokens to prompts of `prompt` tokens that have nothing in common.
     ///
     /// # Errors

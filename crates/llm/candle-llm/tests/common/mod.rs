@@ -15,6 +15,7 @@ pub fn write(family: &str, folder: &Path) {
 }
 
 /// In the reference's number format, whatever this machine likes best.
+#[allow(dead_code)] // some tests name the format themselves
 pub fn load(folder: &Path) -> Result<Box<dyn TextLlm>> {
     registry().load_for_model(&LoadSpec::dense(folder).with_precision(Precision::F32))
 }
