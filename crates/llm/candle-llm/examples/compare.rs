@@ -53,7 +53,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         match first {
             None => equal += 1,
             Some((step, own, other)) => {
-                println!("prompt {index}: differs first at token {step}, by {own:.5} in logits here and {other:.5} there");
+                println!(
+                    "prompt {index}: differs first at token {step}, by {own:.5} in logits here and {other:.5} there"
+                );
             }
         }
     }
