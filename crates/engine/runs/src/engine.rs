@@ -3,6 +3,7 @@
 use crate::blobs::content_id;
 use crate::cache::Cache;
 use crate::disk_cache::DiskCache;
+use crate::ended::EndedStates;
 use crate::live::{LiveRun, RunEvent, Subscription, terminal_event};
 use crate::media::{ASSET_EXTENSION, Media};
 use crate::meter;
@@ -21,6 +22,8 @@ use uuid::Uuid;
 
 /// Ended runs that are kept in memory, so that watchers who return can catch up.
 const REMEMBERED_RUNS: usize = 128;
+/// Bytes of states of runs that ended before those, kept as they are served.
+const ENDED_STATES: usize = 16 << 20;
 /// A cancelled run is waited for this long.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 /// The models folder is looked at this often at most.
@@ -124,6 +127,7 @@ pub struct Engine {
     pub(crate) cache: Cache,
     pub(crate) handle: Handle,
     jobs: Mutex<Jobs>,
+    ended: EndedStates,
     wake: Condvar,
     /// Keeps the order of the queue that of the store.
     submitting: tokio::sync::Mutex<()>,
@@ -155,6 +159,7 @@ impl Engine {
             cache: Cache::new(options.memory_cache, disk),
             handle: Handle::current(),
             jobs: Mutex::default(),
+            ended: EndedStates::new(ENDED_STATES),
             wake: Condvar::new(),
             submitting: tokio::sync::Mutex::new(()),
             scanned: Mutex::default(),
@@ -294,15 +299,23 @@ impl Engine {
         }
     }
 
-    /// A run's state as JSON, which for a live one is made once for all who ask between two changes.
+    /// A run's state as JSON, which is made once for all who ask between two changes.
     ///
     /// # Errors
     /// The store failed.
     pub async fn run_json(&self, id: &str) -> Result<Option<Arc<str>>, StoreError> {
-        match self.job(id) {
-            Some(job) => Ok(Some(job.live.state_json())),
-            None => Ok(self.store.run(id).await?.map(|state| serde_json::json!(state).to_string().into())),
+        if let Some(job) = self.job(id) {
+            return Ok(Some(job.live.state_json()));
         }
+        if let Some(kept) = self.ended.get(id) {
+            return Ok(Some(kept));
+        }
+        let Some(state) = self.store.run(id).await? else { return Ok(None) };
+        let json: Arc<str> = serde_json::json!(state).to_string().into();
+        if state.status.is_final() {
+            self.ended.put(id, &json);
+        }
+        Ok(Some(json))
     }
 
     fn job(&self, id: &str) -> Option<Arc<Job>> {

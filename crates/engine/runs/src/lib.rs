@@ -6,6 +6,7 @@
 mod blobs;
 mod cache;
 mod disk_cache;
+mod ended;
 mod engine;
 mod live;
 mod media;
