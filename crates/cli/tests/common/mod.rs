@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, dead_code)] // a test fails where a value is missing; not every test uses everything
 
+pub mod text;
+
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;

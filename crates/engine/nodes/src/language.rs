@@ -20,10 +20,25 @@ pub struct LanguageModels {
     pub(crate) library: Arc<ModelLibrary>,
 }
 
-/// A model's name as clients use it: without what tells the format.
-fn id_of(file: &ModelFile) -> String {
+/// A language model or text embedder of the models folder.
+#[derive(Debug, Clone)]
+pub struct TextModelFile(ModelFile);
+
+impl TextModelFile {
+    /// Its name as clients use it: without what tells the format.
+    pub fn id(&self) -> &str {
+        id_of(&self.0)
+    }
+
+    /// What changes with its content.
+    pub fn fingerprint(&self) -> &str {
+        &self.0.fingerprint
+    }
+}
+
+fn id_of(file: &ModelFile) -> &str {
     let name = file.name.as_str();
-    [".gguf", ".safetensors"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name).to_owned()
+    [".gguf", ".safetensors"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name)
 }
 
 fn embeds(file: &ModelFile) -> bool {
@@ -35,33 +50,55 @@ fn speaks(file: &ModelFile) -> bool {
 }
 
 impl LanguageModels {
+    /// The models folder.
+    pub(crate) fn dir(&self) -> &std::path::Path {
+        self.library.dir()
+    }
+
+    /// How a language model would be held, for cache keys.
+    ///
+    /// # Errors
+    /// It can't be held here.
+    pub(crate) fn placement(&self, file: &TextModelFile) -> Result<String> {
+        let (_, quant) = self.placed(&file.0, &[Quant::Q8])?;
+        Ok(format!("{} {quant:?}", self.host.policy().dtype(Role::TextEncoder)))
+    }
+
     /// Names of the language models.
     pub fn speakers(&self) -> Vec<String> {
-        self.library.scan().files.iter().filter(|file| speaks(file)).map(id_of).collect()
+        self.library.scan().files.iter().filter(|file| speaks(file)).map(|file| id_of(file).to_owned()).collect()
     }
 
     /// Names of the text embedders.
     pub fn embedders(&self) -> Vec<String> {
-        self.library.scan().files.iter().filter(|file| embeds(file)).map(id_of).collect()
+        self.library.scan().files.iter().filter(|file| embeds(file)).map(|file| id_of(file).to_owned()).collect()
     }
 
     /// The file of the language model called `name`, or of the only one if that is empty.
     ///
     /// # Errors
     /// There is none, or several and no name.
-    pub fn find(&self, name: &str) -> Result<ModelFile> {
+    pub fn find(&self, name: &str) -> Result<TextModelFile> {
         self.choose(name, speaks, "language model", "llm/")
     }
 
-    fn choose(&self, name: &str, wanted: fn(&ModelFile) -> bool, what: &str, folder: &str) -> Result<ModelFile> {
+    /// The file of the text embedder called `name`, or of the only one if that is empty.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn find_embedder(&self, name: &str) -> Result<TextModelFile> {
+        self.choose(name, embeds, "text embedder", "embeddings/")
+    }
+
+    fn choose(&self, name: &str, wanted: fn(&ModelFile) -> bool, what: &str, folder: &str) -> Result<TextModelFile> {
         let scan = self.library.scan();
         let mut found: Vec<&ModelFile> = scan.files.iter().filter(|file| wanted(file)).collect();
-        let names: Vec<String> = found.iter().map(|file| id_of(file)).collect();
+        let names: Vec<&str> = found.iter().map(|file| id_of(file)).collect();
         if !name.is_empty() {
             found.retain(|file| file.name == name || id_of(file) == name);
         }
         match found.as_slice() {
-            [one] => Ok((*one).clone()),
+            [one] => Ok(TextModelFile((*one).clone())),
             _ if names.is_empty() => {
                 Err(Error::invalid("model", format!("there is no {what}; put one into {folder} of the models folder")))
             }
@@ -70,13 +107,13 @@ impl LanguageModels {
         }
     }
 
-    /// The language model called `name`, or the only one if that is empty; loaded on first use.
+    /// A language model, loaded on first use.
     ///
     /// # Errors
-    /// There is none, it can't be loaded or held here, or cancelled.
-    pub fn language(&self, name: &str, cancel: &CancelFlag) -> Result<Arc<dyn TextLlm>> {
-        let file = self.find(name)?;
-        let (bytes, quant) = self.placed(&file, &[Quant::Q8])?;
+    /// It can't be loaded or held here, or cancelled.
+    pub fn language(&self, file: &TextModelFile, cancel: &CancelFlag) -> Result<Arc<dyn TextLlm>> {
+        let file = &file.0;
+        let (bytes, quant) = self.placed(file, &[Quant::Q8])?;
         let mut spec = TextSpec::dense(&file.path).with_cancel(cancel);
         spec.quant = quant;
         if file.content.is_ok() {
@@ -86,13 +123,13 @@ impl LanguageModels {
         self.host.language(&key, bytes, cancel, || self.registry.load_for_model(&spec).map(Arc::from))
     }
 
-    /// The text embedder called `name`, or the only one if that is empty; loaded on first use.
+    /// A text embedder, loaded on first use.
     ///
     /// # Errors
     /// As [`Self::language`].
-    pub fn embedder(&self, name: &str, cancel: &CancelFlag) -> Result<Arc<dyn TextEmbedder>> {
-        let file = self.choose(name, embeds, "text embedder", "embeddings/")?;
-        let (bytes, _) = self.placed(&file, &[])?;
+    pub fn embedder(&self, file: &TextModelFile, cancel: &CancelFlag) -> Result<Arc<dyn TextEmbedder>> {
+        let file = &file.0;
+        let (bytes, _) = self.placed(file, &[])?;
         let key = format!("embedder {} {}", file.path.display(), file.fingerprint);
         let load = || self.host.registry().load_text_embedder(EMBEDDER.1, &LoadSpec::new(file.source()));
         self.host.embedder(&key, bytes, cancel, || load().map(Arc::from))

@@ -15,6 +15,7 @@ mod primitives;
 mod prompts;
 mod reporter;
 mod sources;
+mod text_node;
 
 use core_llm::TextLlmRegistry;
 use engine_device::DevicePolicy;
@@ -27,11 +28,12 @@ use sampling::SampleService;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use text_node::TextRunner;
 
 pub use assets::{AssetError, AssetSource};
 pub use families::DEMO_NODE;
 pub use host::{HostedModel, ModelHost};
-pub use language::{LANGUAGE_CATEGORY, LanguageModels};
+pub use language::{LANGUAGE_CATEGORY, LanguageModels, TextModelFile};
 pub use library::{Choice, ComponentKind, FamilyParts, ModelLibrary};
 pub use primitives::{Latent, value_bytes};
 
@@ -61,6 +63,7 @@ pub struct Nodes {
     assets: Arc<dyn AssetSource>,
     host: Arc<ModelHost>,
     language: Arc<LanguageModels>,
+    text_runner: Arc<TextRunner>,
 }
 
 impl Nodes {
@@ -87,6 +90,9 @@ impl Nodes {
             image_runners.insert(node.node_type, runner);
             descriptors.push(node.descriptor());
         }
+        let text_runner = Arc::new(TextRunner { language: Arc::clone(&language) });
+        runners.insert(text_node::TYPE, Arc::clone(&text_runner) as _);
+        descriptors.push(text_node::descriptor());
         let primitives = Primitives::new(&host, &config.library);
         primitives.register(&mut runners, &config.sampler);
         descriptors.extend(primitives::descriptors());
@@ -100,6 +106,7 @@ impl Nodes {
             assets: config.assets,
             host,
             language,
+            text_runner,
         })
     }
 
@@ -160,6 +167,9 @@ impl ContentHasher for Nodes {
             contents.add("checkpoint", chosen.model.key());
             contents.add("placement", format!("{} {:?}", placement.dtype, placement.quant));
             contents.add("engine", env!("CARGO_PKG_VERSION"));
+        }
+        if node.node_type() == text_node::TYPE {
+            self.text_runner.add_contents(node.params(), contents)?;
         }
         self.primitives.add_contents(node, contents)
     }

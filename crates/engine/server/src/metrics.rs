@@ -48,6 +48,9 @@ fn describe() {
     metrics::describe_counter!("inline_take_bytes_total", "Bytes of listed takes.");
     metrics::describe_counter!("inline_model_loads_total", "Loaded model components.");
     metrics::describe_histogram!("inline_model_load_seconds", "Time to load a model component.");
+    metrics::describe_gauge!("inline_text_answers", "Texts in the making.");
+    metrics::describe_counter!("inline_text_answers_ended_total", "Ended texts: done, cancelled, refused or error.");
+    metrics::describe_counter!("inline_text_tokens_total", "Tokens of texts that were made to their end.");
     metrics::describe_gauge!("inline_model_bytes", "Bytes of weights in memory.");
 }
 

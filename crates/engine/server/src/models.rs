@@ -111,7 +111,7 @@ pub(crate) async fn list(State(state): State<AppState>, headers: HeaderMap) -> R
     let texts = texts.map(|id| OpenAiModel { id, object: "model", created: 0, owned_by: "local".to_owned() });
     let data = registry
         .iter()
-        .filter(|node| !node.hidden)
+        .filter(|node| !node.hidden && node.output_kind.is_some())
         .map(|node| {
             let owner = node.node_type.split('/').next().unwrap_or_default();
             OpenAiModel { id: node.node_type.clone(), object: "model", created: 0, owned_by: owner.to_owned() }

@@ -22,6 +22,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
         runs::list, runs::submit, runs::get, runs::cancel, runs::list_takes, runs::get_take, runs::take_bytes,
         events::events, metrics::page, document, page,
         openai::images::generations, openai::edits::edits,
+        openai::chat::completions, openai::completions::completions, openai::embeddings::embeddings,
     ),
     components(schemas(ErrorBody)),
     modifiers(&Bearer),

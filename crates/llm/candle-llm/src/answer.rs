@@ -61,7 +61,10 @@ impl Answer {
         Ok(Self {
             chooser,
             detokenizer: Detokenizer::new(words.clone()),
-            splitter: Splitter::new(request.stop.clone(), prompt.opens_thought, tools),
+            splitter: match request.prompt {
+                Some(_) => Splitter::of_plain_text(request.stop.clone()),
+                None => Splitter::new(request.stop.clone(), prompt.opens_thought, tools),
+            },
             limits,
             opens_thought: opens_thought.map(|(open, _)| open),
             top_logprobs: request.logprobs,

@@ -68,7 +68,7 @@ impl TextLlm for Llama {
         self.validate(request)?;
         let prompt = self.snapshot.words.prompt(request, self.batch.decoder().config().max_positions)?;
         let mut answer = Answer::new(self.snapshot.words.clone(), request, &prompt)?;
-        let room = prompt.tokens.len() + request.max_new_tokens;
+        let room = prompt.tokens.len() + request.max_new_tokens.min(prompt.room);
         let mut session = self.batch.open(room, &request.cancel);
         let mut lookup = Lookup::new(&prompt.tokens);
         let vocabulary = self.batch.decoder().config().vocabulary;

@@ -95,6 +95,11 @@ impl Splitter {
         }
     }
 
+    /// For a text that is continued as it stands: tags in it are text.
+    pub(crate) fn of_plain_text(stops: Vec<String>) -> Self {
+        Self { may_open: false, ..Self::new(stops, false, None) }
+    }
+
     /// Where the text goes that comes next.
     pub(crate) fn channel(&self) -> Channel {
         self.channel
@@ -335,6 +340,13 @@ mod tests {
                 "pieces of {size}"
             );
         }
+    }
+
+    #[test]
+    fn tags_in_a_plain_text_are_text() {
+        let mut splitter = Splitter::of_plain_text(vec!["END".into()]);
+        assert!(splitter.push("<think>\nhm</think>END", &mut |_| {}));
+        assert_eq!((splitter.content.as_str(), splitter.thinking.as_str()), ("<think>\nhm</think>", ""));
     }
 
     /// Content, calls and whether it stopped.

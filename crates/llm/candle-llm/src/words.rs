@@ -81,7 +81,7 @@ impl Words {
                 let message = format!("after {count} tokens of {field} the context of {context} has room for {room}");
                 Err(Error::invalid("max_new_tokens", message))
             }
-            room => Ok(Prompt { tokens, room, opens_thought: opens_thought(&text) }),
+            room => Ok(Prompt { tokens, room, opens_thought: request.prompt.is_none() && opens_thought(&text) }),
         }
     }
 

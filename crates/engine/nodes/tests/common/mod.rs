@@ -47,7 +47,7 @@ impl AssetSource for Pictures {
 pub fn nodes(models: &Path) -> Nodes {
     Nodes::new(NodesConfig {
         providers: Arc::new(z_image::provider_registry().unwrap()),
-        text: Arc::new(core_llm::TextLlmRegistryBuilder::new().build().unwrap()),
+        text: Arc::new(candle_llm::provider_registry().unwrap()),
         policy: DevicePolicy::new(Machine::host(false), Settings::default()).unwrap(),
         library: Arc::new(ModelLibrary::new(models, Vec::new())),
         assets: Arc::new(Pictures),

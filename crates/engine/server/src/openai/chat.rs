@@ -1,285 +1,225 @@
 //! `POST /v1/chat/completions`.
 
-use super::text::{self, Streamed, Work, epoch, text_id};
-use super::{OpenAiError, read};
+use super::OpenAiError;
+use super::answers::{UsageBody, reason};
+use super::chat_body::ChatBody;
+use super::options::Options;
+use super::text::{Streamed, Work, epoch, text_id};
 use crate::AppState;
+use crate::error::ErrorBody;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use core_llm::{
-    Channel, Constraint, FinishReason, Message, MessageRole, SamplingParams, StreamEvent, TextLlmOutput,
-    TextLlmRequest, Thinking, TokenChoice, TokenLogprob, ToolCall, ToolChoice,
-};
-use serde::Deserialize;
+use core_llm::{Channel, StreamEvent, TextLlmOutput, TokenChoice, TokenLogprob, ToolCall};
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
-/// A conversation to answer.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ChatBody {
-    model: Option<String>,
-    messages: Vec<ChatMessage>,
-    #[serde(default)]
-    stream: bool,
-    stream_options: Option<StreamOptions>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    /// Not OpenAI's, as `min_p` and `thinking`.
-    top_k: Option<usize>,
-    min_p: Option<f32>,
-    thinking: Option<bool>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    seed: Option<i64>,
-    stop: Option<Stop>,
-    n: Option<u32>,
-    tools: Option<Vec<Value>>,
-    tool_choice: Option<Value>,
-    response_format: Option<Value>,
-    logprobs: Option<bool>,
-    top_logprobs: Option<usize>,
-    /// Read and of no effect here.
-    #[allow(dead_code)]
-    user: Option<String>,
+/// The body as the document shows it.
+#[derive(ToSchema)]
+#[schema(as = ChatRequest)]
+#[allow(dead_code)] // for the document
+pub(crate) struct ChatRequest {
+    #[serde(flatten)]
+    options: Options,
+    #[serde(flatten)]
+    body: ChatBody,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StreamOptions {
-    #[serde(default)]
-    include_usage: bool,
+/// Answers to a conversation.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatCompletion {
+    id: String,
+    /// `chat.completion`.
+    object: &'static str,
+    /// Unix seconds.
+    created: u64,
+    model: String,
+    choices: Vec<ChatChoice>,
+    usage: UsageBody,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Stop {
-    One(String),
-    Several(Vec<String>),
+/// An answer.
+#[derive(Serialize, ToSchema)]
+struct ChatChoice {
+    index: usize,
+    message: AnswerMessage,
+    /// `stop`, `length` or `tool_calls`.
+    finish_reason: &'static str,
+    logprobs: Option<Logprobs>,
 }
 
-impl Stop {
-    pub(crate) fn texts(stop: Option<Self>) -> Vec<String> {
-        match stop {
-            None => Vec::new(),
-            Some(Self::One(text)) => vec![text],
-            Some(Self::Several(texts)) => texts,
-        }
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ChatMessage {
-    role: String,
-    content: Option<Value>,
+#[derive(Serialize, ToSchema)]
+struct AnswerMessage {
+    /// `assistant`.
+    role: &'static str,
+    /// Null where there are only calls.
+    content: Option<String>,
+    /// Always null.
+    #[schema(value_type = Option<String>)]
+    refusal: Value,
+    /// What the model thought before (not OpenAI's).
+    #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
-    tool_calls: Option<Vec<Value>>,
-    tool_call_id: Option<String>,
-    /// Read and of no effect here.
-    #[allow(dead_code)]
-    name: Option<String>,
-    /// As clients send an answer back.
-    #[allow(dead_code)]
-    refusal: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<MadeCall>,
 }
 
-fn message(index: usize, message: ChatMessage) -> Result<Message, OpenAiError> {
-    let about = |field: &str, what: &str| OpenAiError::field(format!("messages[{index}].{field}"), what.to_owned());
-    let role = match message.role.as_str() {
-        "system" | "developer" => MessageRole::System,
-        "user" => MessageRole::User,
-        "assistant" => MessageRole::Assistant,
-        "tool" => MessageRole::Tool,
-        _ => return Err(about("role", "a role is system, developer, user, assistant or tool")),
-    };
-    let text = match message.content {
-        None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => {
-            let texts = parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text"));
-            texts.collect::<Option<Vec<_>>>().ok_or_else(|| about("content", "only text parts are supported"))?.concat()
-        }
-        Some(_) => return Err(about("content", "content is a text or a list of parts")),
-    };
-    let call = |call: Value| {
-        let arguments = serde_json::from_str(call["function"]["arguments"].as_str()?).ok()?;
-        let (id, name) = (call["id"].as_str()?.to_owned(), call["function"]["name"].as_str()?.to_owned());
-        Some(ToolCall { id, name, arguments })
-    };
-    let calls = message.tool_calls.unwrap_or_default().into_iter().map(call).collect::<Option<Vec<_>>>();
-    Ok(Message {
-        thinking: message.reasoning_content,
-        tool_calls: calls.ok_or_else(|| about("tool_calls", "a call has an id, a name and arguments in JSON"))?,
-        tool_call_id: message.tool_call_id,
-        ..Message::new(role, text)
-    })
+/// A call that the model wants made.
+#[derive(Serialize, ToSchema)]
+struct MadeCall {
+    /// Which of the answer's calls it is; in streams.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    id: String,
+    /// `function`.
+    r#type: &'static str,
+    function: MadeFunction,
 }
 
-fn constraint(format: Option<Value>) -> Result<Option<Constraint>, OpenAiError> {
-    let Some(format) = format else { return Ok(None) };
-    match format["type"].as_str() {
-        Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Constraint::JsonSchema(json!({"type": "object"})))),
-        Some("json_schema") if format["json_schema"]["schema"].is_object() => {
-            Ok(Some(Constraint::JsonSchema(format["json_schema"]["schema"].clone())))
-        }
-        _ => Err(OpenAiError::field("response_format", "give text, json_object, or json_schema with its schema")),
+#[derive(Serialize, ToSchema)]
+struct MadeFunction {
+    name: String,
+    /// A JSON object, as a text.
+    arguments: String,
+}
+
+/// The tokens of an answer.
+#[derive(Serialize, ToSchema)]
+struct Logprobs {
+    content: Vec<TokenBody>,
+    /// Always null.
+    #[schema(value_type = Option<String>)]
+    refusal: Value,
+}
+
+#[derive(Serialize, ToSchema)]
+struct TokenBody {
+    #[serde(flatten)]
+    token: ChoiceBody,
+    top_logprobs: Vec<ChoiceBody>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ChoiceBody {
+    token: String,
+    /// Natural logarithm of its probability.
+    logprob: f64,
+    bytes: Vec<u8>,
+}
+
+impl ChoiceBody {
+    fn of(choice: &TokenChoice) -> Self {
+        let (token, bytes) = (choice.text.clone(), choice.text.clone().into_bytes());
+        // JSON has no infinity.
+        Self { token, logprob: f64::from(choice.logprob.max(-9999.0)), bytes }
     }
 }
 
-fn tool_choice(choice: Option<Value>) -> Result<ToolChoice, OpenAiError> {
-    match choice {
-        None => Ok(ToolChoice::Auto),
-        Some(choice) => match (choice.as_str(), choice["function"]["name"].as_str()) {
-            (Some("auto"), _) => Ok(ToolChoice::Auto),
-            (Some("none"), _) => Ok(ToolChoice::None),
-            (Some("required"), _) => Ok(ToolChoice::Required),
-            (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
-            _ => Err(OpenAiError::field("tool_choice", "give auto, none, required, or a function by name")),
-        },
+impl Logprobs {
+    fn of(tokens: &[TokenLogprob]) -> Self {
+        let token = |token: &TokenLogprob| TokenBody {
+            token: ChoiceBody::of(&token.token),
+            top_logprobs: token.top.iter().map(ChoiceBody::of).collect(),
+        };
+        Self { content: tokens.iter().map(token).collect(), refusal: Value::Null }
     }
 }
 
-impl ChatBody {
-    fn request(self) -> Result<TextLlmRequest, OpenAiError> {
-        if self.n.is_some_and(|n| n != 1) {
-            return Err(OpenAiError::field("n", "one answer is given at a time; ask again for another"));
-        }
-        if self.top_logprobs.is_some() && self.logprobs != Some(true) {
-            return Err(OpenAiError::field("top_logprobs", "needs logprobs to be true"));
-        }
-        let messages: Result<Vec<_>, _> = self.messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect();
-        let most = self.max_completion_tokens.or(self.max_tokens).unwrap_or(TextLlmRequest::AS_MANY_AS_FIT);
-        let of = SamplingParams::default();
-        Ok(TextLlmRequest {
-            sampling: SamplingParams {
-                temperature: self.temperature.unwrap_or(1.0),
-                top_p: self.top_p.unwrap_or(1.0),
-                top_k: self.top_k.unwrap_or(of.top_k),
-                min_p: self.min_p.unwrap_or(of.min_p),
-                presence_penalty: self.presence_penalty.unwrap_or(0.0),
-                frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
-                ..of
-            },
-            seed: self.seed.map_or_else(text::random_seed, |seed| seed as u64),
-            stop: Stop::texts(self.stop),
-            constraint: constraint(self.response_format)?,
-            tools: self.tools.unwrap_or_default(),
-            tool_choice: tool_choice(self.tool_choice)?,
-            logprobs: (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0)),
-            thinking: match self.thinking {
-                None => Thinking::Auto,
-                Some(true) => Thinking::Enabled,
-                Some(false) => Thinking::Disabled,
-            },
-            ..TextLlmRequest::new(messages?, most)
-        })
+impl MadeCall {
+    fn of(call: &ToolCall, index: Option<usize>) -> Self {
+        let function = MadeFunction { name: call.name.clone(), arguments: call.arguments.to_string() };
+        Self { index, id: call.id.clone(), r#type: "function", function }
     }
 }
 
-fn reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-        FinishReason::ToolCalls => "tool_calls",
+impl ChatChoice {
+    fn of(index: usize, output: TextLlmOutput, with_logprobs: bool) -> Self {
+        let calls: Vec<MadeCall> = output.tool_calls.iter().map(|call| MadeCall::of(call, None)).collect();
+        let nothing_said = !calls.is_empty() && output.text.trim().is_empty();
+        let message = AnswerMessage {
+            role: "assistant",
+            content: (!nothing_said).then_some(output.text),
+            refusal: Value::Null,
+            reasoning_content: output.thinking,
+            tool_calls: calls,
+        };
+        let logprobs = with_logprobs.then(|| Logprobs::of(&output.logprobs));
+        Self { index, message, finish_reason: reason(output.finish_reason), logprobs }
     }
 }
 
-fn choice_json(choice: &TokenChoice) -> Value {
-    json!({"token": choice.text, "logprob": choice.logprob.max(-9999.0), "bytes": choice.text.as_bytes()})
-}
-
-fn logprobs_json(tokens: &[TokenLogprob]) -> Value {
-    let token = |token: &TokenLogprob| {
-        let mut json = choice_json(&token.token);
-        json["top_logprobs"] = token.top.iter().map(choice_json).collect();
-        json
-    };
-    json!({"content": tokens.iter().map(token).collect::<Vec<_>>(), "refusal": null})
-}
-
-fn call_json(call: &ToolCall) -> Value {
-    let function = json!({"name": call.name, "arguments": call.arguments.to_string()});
-    json!({"id": call.id, "type": "function", "function": function})
-}
-
-fn answer(output: &TextLlmOutput, model: &str, with_logprobs: bool) -> Value {
-    let mut message = json!({"role": "assistant", "content": output.text, "refusal": null});
-    if let Some(thinking) = &output.thinking {
-        message["reasoning_content"] = json!(thinking);
-    }
-    if !output.tool_calls.is_empty() {
-        message["tool_calls"] = output.tool_calls.iter().map(call_json).collect();
-        if output.text.trim().is_empty() {
-            message["content"] = Value::Null;
-        }
-    }
-    let logprobs = if with_logprobs { logprobs_json(&output.logprobs) } else { Value::Null };
-    let choice =
-        json!({"index": 0, "message": message, "finish_reason": reason(output.finish_reason), "logprobs": logprobs});
-    json!({
-        "id": text_id("chatcmpl"), "object": "chat.completion", "created": epoch(), "model": model,
-        "choices": [choice], "usage": text::usage(output.usage),
-    })
-}
-
+/// Answers a conversation, whole or as server-sent events. The work stops when the client goes.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest,
+    responses((status = 200, content((ChatCompletion = "application/json"), (String = "text/event-stream"))),
+        (status = 404, body = ErrorBody), (status = 422, body = ErrorBody)))]
 pub(crate) async fn completions(
     State(state): State<AppState>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, OpenAiError> {
-    let mut body: ChatBody = read(&state, &headers, body).await?;
-    let model = body.model.take().unwrap_or_default();
-    let (stream, options) = (body.stream, body.stream_options.take());
-    if options.is_some() && !stream {
-        return Err(OpenAiError::field("stream_options", "needs stream to be true"));
+    let (mut options, body) = Options::read::<ChatBody>(&state, &headers, body).await?;
+    let n = options.count(1)?;
+    let base = body.request(options.max_tokens)?;
+    let with_logprobs = base.logprobs.is_some();
+    let requests = options.apply(&base, n)?;
+    let work = Work::start(&state, options.model.take().unwrap_or_default(), requests).await?;
+    if options.streams() {
+        return Ok(stream(work, n, with_logprobs, options.includes_usage()));
     }
-    let request = body.request()?;
-    let with_logprobs = request.logprobs.is_some();
-    let work = Work::start(&state, model, request).await?;
-    let name = work.model.clone();
-    if !stream {
-        return Ok(Json(answer(&work.output().await?, &name, with_logprobs)).into_response());
+    let model = work.model.clone();
+    let outputs = work.outputs().await?;
+    let usage = UsageBody::of(outputs.iter().map(|output| output.usage).enumerate(), n);
+    let choices = outputs.into_iter().enumerate();
+    let choices = choices.map(|(index, output)| ChatChoice::of(index, output, with_logprobs)).collect();
+    let (id, object, created) = (text_id("chatcmpl"), "chat.completion", epoch());
+    Ok(Json(ChatCompletion { id, object, created, model, choices, usage }).into_response())
+}
+
+fn stream(work: Work, n: usize, with_logprobs: bool, include_usage: bool) -> Response {
+    let mut head = json!({"id": text_id("chatcmpl"), "object": "chat.completion.chunk", "created": epoch(),
+        "model": work.model, "choices": []});
+    if include_usage {
+        head["usage"] = Value::Null;
     }
-    let head = json!({"id": text_id("chatcmpl"), "object": "chat.completion.chunk", "created": epoch(), "model": name});
-    let chunk = move |delta: Value, finish: Option<&str>, logprobs: Value| {
-        let mut chunk = head.clone();
-        chunk["choices"] = json!([{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}]);
-        chunk
+    let chunk = {
+        let head = head.clone();
+        move |index: usize, delta: Value, finish: Option<&str>, logprobs: Option<Logprobs>| {
+            let mut chunk = head.clone();
+            chunk["choices"] = json!([{"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}]);
+            chunk
+        }
     };
-    let include_usage = options.is_some_and(|options| options.include_usage);
-    let (mut calls, mut first) = (0, true);
-    Ok(work.stream(move |event| {
+    let (mut silent, mut calls, mut usages) = (vec![true; n], vec![0; n], Vec::new());
+    work.stream(move |streamed| {
         let mut chunks = Vec::new();
-        if std::mem::take(&mut first) {
-            chunks.push(chunk(json!({"role": "assistant", "content": ""}), None, Value::Null));
+        let Streamed::Event(index, event) = streamed else {
+            if include_usage {
+                head["usage"] = json!(UsageBody::of(usages.iter().copied(), n));
+                chunks.push(head.clone());
+            }
+            return chunks;
+        };
+        if std::mem::take(&mut silent[index]) {
+            chunks.push(chunk(index, json!({"role": "assistant", "content": ""}), None, None));
         }
-        match event {
-            Streamed::Event(StreamEvent::Token { text, channel, logprobs }) => {
+        chunks.push(match event {
+            StreamEvent::Token { text, channel, logprobs } => {
                 let key = if channel == Channel::Content { "content" } else { "reasoning_content" };
-                let logprobs = if with_logprobs { logprobs_json(&logprobs) } else { Value::Null };
-                chunks.push(chunk(json!({ key: text }), None, logprobs));
+                chunk(index, json!({ key: text }), None, with_logprobs.then(|| Logprobs::of(&logprobs)))
             }
-            Streamed::Event(StreamEvent::ToolCall(call)) => {
-                let mut json = call_json(&call);
-                json["index"] = json!(calls);
-                calls += 1;
-                chunks.push(chunk(json!({ "tool_calls": [json] }), None, Value::Null));
+            StreamEvent::ToolCall(call) => {
+                let call = MadeCall::of(&call, Some(calls[index]));
+                calls[index] += 1;
+                chunk(index, json!({ "tool_calls": [call] }), None, None)
             }
-            Streamed::Event(StreamEvent::Done { finish_reason, usage }) => {
-                chunks.push(chunk(json!({}), Some(reason(finish_reason)), Value::Null));
-                if include_usage {
-                    let mut last = chunk(json!({}), None, Value::Null);
-                    last["choices"] = json!([]);
-                    last["usage"] = text::usage(usage);
-                    chunks.push(last);
-                }
+            StreamEvent::Done { finish_reason, usage } => {
+                usages.push((index, usage));
+                chunk(index, json!({}), Some(reason(finish_reason)), None)
             }
-        }
+        });
         chunks
-    }))
+    })
 }

@@ -4,10 +4,14 @@
 //! is also what the API's document shows. Refusals are the contract's error object with the two fields that OpenAI's
 //! clients read besides, `type` and `param`.
 
-mod chat;
+mod answers;
+pub(crate) mod chat;
+mod chat_body;
+pub(crate) mod completions;
 pub(crate) mod edits;
-mod embeddings;
+pub(crate) mod embeddings;
 pub(crate) mod images;
+mod options;
 mod pictures;
 mod text;
 
@@ -24,6 +28,7 @@ use serde_json::{Map, Value};
 pub(crate) fn routes() -> Router<AppState> {
     Router::new()
         .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/completions", post(completions::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/images/generations", post(images::generations))
         .route("/v1/images/edits", post(edits::edits))
@@ -56,14 +61,20 @@ impl<E: Into<ApiError>> From<E> for OpenAiError {
     }
 }
 
+impl OpenAiError {
+    /// The body.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut body = self.error.to_json();
+        let server = self.error.status().is_server_error();
+        body["error"]["type"] = if server { "server_error" } else { "invalid_request_error" }.into();
+        body["error"]["param"] = self.param.clone().into();
+        body
+    }
+}
+
 impl IntoResponse for OpenAiError {
     fn into_response(self) -> Response {
-        let status = self.error.status();
-        let mut body = self.error.to_json();
-        let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        body["error"]["type"] = kind.into();
-        body["error"]["param"] = self.param.into();
-        (status, axum::Json(body)).into_response()
+        (self.error.status(), axum::Json(self.to_json())).into_response()
     }
 }
 
@@ -84,24 +95,40 @@ pub(crate) async fn read<T: DeserializeOwned>(
 /// # Errors
 /// The first field that is unknown, missing or of another type, by name.
 pub(crate) fn parse<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, OpenAiError> {
-    serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| {
+    parse_part("", Value::Object(fields))
+}
+
+/// The value at `place` of a body, such as `messages[0]`, as `T`; the place is empty for the body itself.
+///
+/// # Errors
+/// As [`parse`].
+pub(crate) fn parse_part<T: DeserializeOwned>(place: &str, value: Value) -> Result<T, OpenAiError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
+        let path = joined(place, if path == "." { "" } else { &path });
         let message = error.into_inner().to_string();
         // Serde's words; they name the field between backticks when it is unknown or missing.
         if let Some(rest) = message.strip_prefix("unknown field `") {
             let name = rest.split('`').next().unwrap_or_default();
-            let inside = path.rsplit_once('.').map_or(String::new(), |(parent, _)| format!("{parent}."));
-            return OpenAiError::field(
-                format!("{inside}{name}"),
-                format!("the field '{inside}{name}' is not supported; leave it out"),
-            );
+            // The path leads to the unknown field.
+            let parent = path.strip_suffix(name).map_or("", |parent| parent.trim_end_matches('.'));
+            let field = joined(parent, name);
+            let message = format!("the field '{field}' is not supported; leave it out");
+            return OpenAiError::field(field, message);
         }
         if let Some(rest) = message.strip_prefix("missing field `") {
-            let name = rest.split('`').next().unwrap_or_default();
-            return OpenAiError::field(name, format!("the field '{name}' is missing"));
+            let field = joined(&path, rest.split('`').next().unwrap_or_default());
+            let message = format!("the field '{field}' is missing");
+            return OpenAiError::field(field, message);
         }
         OpenAiError::field(path.clone(), format!("the field '{path}' is not as it should be: {message}"))
     })
+}
+
+/// A path and what is within it.
+fn joined(place: &str, within: &str) -> String {
+    let dot = if place.is_empty() || within.is_empty() || within.starts_with('[') { "" } else { "." };
+    format!("{place}{dot}{within}")
 }
 
 /// Where the client sees this server, from its own request: `http://host:port`, or nothing without a `Host`.
@@ -150,6 +177,12 @@ mod tests {
         assert_eq!(param(json!({"name": "a", "inner": [{"text": "x"}, {"text": "y", "z": 1}]})), "inner[1].z");
         assert_eq!(param(json!({"name": "a", "count": "two"})), "count");
         assert_eq!(param(json!({"count": 1})), "name");
+        assert_eq!(param(json!({"name": "a", "inner": [{}]})), "inner[0].text");
+        let part = |value: Value| parse_part::<Inner>("a[2]", value).unwrap_err().param.unwrap();
+        assert_eq!(part(json!({"text": 1})), "a[2].text");
+        assert_eq!(part(json!({"text": "x", "z": 1})), "a[2].z");
+        assert_eq!(part(json!({})), "a[2].text");
+        assert_eq!(part(json!(1)), "a[2]");
     }
 
     #[test]

@@ -1,20 +1,25 @@
-//! What the text routes share: an answer in the making on a thread of its own, which stops when its client goes.
+//! What the text routes share: answers in the making, each on a thread of its own, which stop when their client goes.
 
 use super::OpenAiError;
+use super::options::random_seed;
 use crate::{ApiError, AppState};
 use axum::body::Body;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use core_llm::{CancelFlag, Error, StreamEvent, TextLlmOutput, TextLlmRequest, Usage};
-use serde_json::{Value, json};
-use std::hash::{BuildHasher, RandomState};
+use core_llm::{CancelFlag, Error, StreamEvent, TextLlm, TextLlmOutput, TextLlmRequest};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// What a stream is made of.
 pub(crate) enum Streamed {
-    Event(StreamEvent),
+    /// Something of the answer of that number.
+    Event(usize, StreamEvent),
+    /// All answers have ended well.
+    End,
 }
 
 enum Told {
@@ -23,7 +28,7 @@ enum Told {
 }
 
 /// Cancels when it is dropped: with the request of a client that has gone.
-struct Held(CancelFlag);
+pub(crate) struct Held(pub(crate) CancelFlag);
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -31,21 +36,20 @@ impl Drop for Held {
     }
 }
 
-/// An answer in the making.
+/// Answers in the making.
 pub(crate) struct Work {
     /// The model's name.
     pub(crate) model: String,
-    first: Option<Told>,
-    told: UnboundedReceiver<Told>,
-    held: Held,
+    /// What was told before anything could be given out.
+    early: VecDeque<(usize, Told)>,
+    told: UnboundedReceiver<(usize, Told)>,
+    answers: usize,
+    _held: Held,
 }
 
+/// Unique name of an answer.
 pub(crate) fn text_id(kind: &str) -> String {
     format!("{kind}-{:016x}", random_seed())
-}
-
-pub(crate) fn random_seed() -> u64 {
-    RandomState::new().hash_one(0)
 }
 
 /// Seconds since 1970.
@@ -53,24 +57,19 @@ pub(crate) fn epoch() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-pub(crate) fn usage(usage: Usage) -> Value {
-    let total = usage.prompt_tokens + usage.completion_tokens;
-    json!({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": total})
-}
-
 /// An error of a model as clients get it.
 pub(crate) fn refusal(error: Error) -> OpenAiError {
     match error {
+        Error::InvalidRequest { field: "model", message } => {
+            let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
+            OpenAiError { error, param: Some("model".to_owned()) }
+        }
         Error::InvalidRequest { field, message } => {
             let field = match field {
                 "max_new_tokens" => "max_tokens",
                 "constraint" => "response_format",
                 other => other,
             };
-            if field == "model" && message.contains("there is no") {
-                let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
-                return OpenAiError { error, param: Some(field.to_owned()) };
-            }
             OpenAiError::field(field, format!("{field}: {message}"))
         }
         Error::Unsupported(_) | Error::Weights { .. } | Error::MissingComponent { .. } => {
@@ -84,77 +83,142 @@ pub(crate) fn refusal(error: Error) -> OpenAiError {
 }
 
 impl Work {
-    /// Starts an answer; gives it once it has something to say, so that a refusal is one.
-    pub(crate) async fn start(state: &AppState, model: String, request: TextLlmRequest) -> Result<Self, OpenAiError> {
-        let held = Held(request.cancel.clone());
-        let engine = state.engine();
-        let (tell, mut told) = unbounded_channel();
-        let found = tokio::task::spawn_blocking(move || {
+    /// Starts an answer to each request; gives them once each has something to say, so that a refusal is one.
+    ///
+    /// # Errors
+    /// There is no such model, or it refuses a request.
+    pub(crate) async fn start(
+        state: &AppState,
+        model: String,
+        requests: Vec<TextLlmRequest>,
+    ) -> Result<Self, OpenAiError> {
+        let held = Held(CancelFlag::new());
+        let (engine, cancel) = (state.engine(), held.0.clone());
+        let found = tokio::task::spawn_blocking(move || -> core_llm::Result<_> {
             engine.refresh_models();
             let language = engine.nodes().language();
-            let name = language.find(&model).map(|file| file.name)?;
-            let loaded = language.language(&model, &request.cancel)?;
-            Ok((loaded, request, if model.is_empty() { name } else { model }))
+            let file = language.find(&model)?;
+            Ok((language.language(&file, &cancel)?, if model.is_empty() { file.id().to_owned() } else { model }))
         });
-        let (loaded, request, model) = found.await.map_err(|_| gone())?.map_err(refusal)?;
-        tokio::task::spawn_blocking(move || {
-            let output = loaded.generate(&request, &mut |event| {
-                if tell.send(Told::Event(event)).is_err() {
-                    request.cancel.cancel();
-                }
-            });
-            let _ = tell.send(Told::End(Box::new(output)));
-        });
-        match told.recv().await {
-            None => Err(gone()),
-            Some(Told::End(end)) if end.is_err() => Err(end.err().map_or_else(gone, refusal)),
-            first => Ok(Self { model, first, told, held }),
+        let (loaded, model) = found.await.map_err(|_| gone())?.map_err(refusal)?;
+        let (tell, told) = unbounded_channel();
+        let answers = requests.len();
+        for (index, request) in requests.into_iter().enumerate() {
+            let request = TextLlmRequest { cancel: held.0.clone(), ..request };
+            let (loaded, tell) = (Arc::clone(&loaded), tell.clone());
+            tokio::task::spawn_blocking(move || answer(&*loaded, &request, index, &tell));
         }
-    }
-
-    /// The whole answer.
-    pub(crate) async fn output(mut self) -> Result<TextLlmOutput, OpenAiError> {
-        loop {
-            let next = match self.first.take() {
-                Some(first) => Some(first),
-                None => self.told.recv().await,
-            };
-            match next {
-                Some(Told::Event(_)) => {}
-                Some(Told::End(output)) => return output.map_err(refusal),
-                None => return Err(gone()),
+        drop(tell);
+        let mut work = Self { model, early: VecDeque::new(), told, answers, _held: held };
+        let mut silent: Vec<bool> = vec![true; answers];
+        while silent.contains(&true) {
+            let (index, told) = work.told.recv().await.ok_or_else(gone)?;
+            silent[index] = false;
+            match told {
+                Told::End(end) if end.is_err() => return Err(end.err().map_or_else(gone, refusal)),
+                told => work.early.push_back((index, told)),
             }
         }
+        Ok(work)
     }
 
-    /// The answer as server-sent events: `chunks` of each event, and `[DONE]` at the end.
+    async fn next(&mut self) -> Option<(usize, Told)> {
+        match self.early.pop_front() {
+            Some(early) => Some(early),
+            None => self.told.recv().await,
+        }
+    }
+
+    /// The whole answers, in the order of their requests.
+    ///
+    /// # Errors
+    /// A model failed in mid-answer.
+    pub(crate) async fn outputs(mut self) -> Result<Vec<TextLlmOutput>, OpenAiError> {
+        let mut outputs: Vec<Option<TextLlmOutput>> = vec![None; self.answers];
+        while outputs.iter().any(Option::is_none) {
+            let (index, told) = self.next().await.ok_or_else(gone)?;
+            if let Told::End(output) = told {
+                outputs[index] = Some((*output).map_err(refusal)?);
+            }
+        }
+        Ok(outputs.into_iter().flatten().collect())
+    }
+
+    /// The answers as server-sent events: `chunks` of each event and of the end, and then `[DONE]`. An error in
+    /// mid-answer is the last event.
     pub(crate) fn stream(self, chunks: impl FnMut(Streamed) -> Vec<Value> + Send + 'static) -> Response {
-        let Self { first, told, held, .. } = self;
-        let begin = (first, told, held, chunks, false);
-        let stream = futures::stream::unfold(begin, |(mut first, mut told, held, mut chunks, ended)| async move {
-            if ended {
+        let open = self.answers;
+        let stream = futures::stream::unfold((self, chunks, open), |(mut work, mut chunks, mut open)| async move {
+            if open == 0 {
                 return None;
             }
-            let next = match first.take() {
-                Some(first) => Some(first),
-                None => told.recv().await,
+            let mut text = String::new();
+            let mut give = |streamed: Streamed| {
+                chunks(streamed).iter().for_each(|chunk| text.push_str(&format!("data: {chunk}\n\n")));
             };
-            let (text, ended) = match next {
-                Some(Told::Event(event)) => {
-                    let lines = chunks(Streamed::Event(event)).into_iter().map(|chunk| format!("data: {chunk}\n\n"));
-                    (lines.collect::<String>(), false)
-                }
-                Some(Told::End(output)) => match *output {
-                    Ok(_) => ("data: [DONE]\n\n".to_owned(), true),
-                    Err(error) => (format!("data: {}\n\n", refusal(error).error.to_json()), true),
+            match work.next().await {
+                Some((index, Told::Event(event))) => give(Streamed::Event(index, event)),
+                Some((_, Told::End(end))) => match *end {
+                    Ok(_) => {
+                        open -= 1;
+                        if open == 0 {
+                            give(Streamed::End);
+                            text.push_str("data: [DONE]\n\n");
+                        }
+                    }
+                    Err(error) => {
+                        open = 0;
+                        text = format!("data: {}\n\n", refusal(error).to_json());
+                    }
                 },
-                None => return None,
-            };
-            Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), (first, told, held, chunks, ended)))
+                None => {
+                    open = 0;
+                    text = format!("data: {}\n\n", gone().to_json());
+                }
+            }
+            Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), (work, chunks, open)))
         });
         let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
         (headers, Body::from_stream(stream)).into_response()
     }
+}
+
+/// An answer in the making, counted until dropped.
+struct Open(());
+
+impl Open {
+    fn new() -> Self {
+        metrics::gauge!("inline_text_answers").increment(1.0);
+        Self(())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        metrics::gauge!("inline_text_answers").decrement(1.0);
+    }
+}
+
+/// Makes an answer and tells of it. Blocking.
+fn answer(model: &dyn TextLlm, request: &TextLlmRequest, index: usize, tell: &UnboundedSender<(usize, Told)>) {
+    let _open = Open::new();
+    let output = model.generate(request, &mut |event| {
+        if tell.send((index, Told::Event(event))).is_err() {
+            request.cancel.cancel();
+        }
+    });
+    let outcome = match &output {
+        Ok(output) => {
+            metrics::counter!("inline_text_tokens_total").increment(output.usage.completion_tokens as u64);
+            "done"
+        }
+        Err(Error::Cancelled) => "cancelled",
+        Err(Error::InvalidRequest { .. } | Error::Unsupported(_)) => "refused",
+        Err(_) => "error",
+    };
+    metrics::counter!("inline_text_answers_ended_total", "outcome" => outcome).increment(1);
+    // Nobody may listen any more.
+    let _ = tell.send((index, Told::End(Box::new(output))));
 }
 
 fn gone() -> OpenAiError {
