@@ -51,6 +51,8 @@ pub enum Command {
     Render(RenderArgs),
     /// Run a graph without a server
     Run(RunArgs),
+    /// Talk with a language model, or have it answer once
+    Chat(ChatArgs),
     /// Serve the /v1 API
     Serve(ServeArgs),
     /// List what this build can load and what the models folder offers
@@ -124,6 +126,39 @@ pub struct RunArgs {
     /// Folder that the takes are written to
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
+}
+
+/// Arguments of `chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// A GGUF file, a folder with safetensors, or the name of a model in llm/ of the models folder
+    pub model: String,
+    /// What to answer, or - for standard input [default: standard input, or a conversation at a terminal]
+    pub prompt: Option<String>,
+    /// Instructions for the model
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// How freely words are chosen; 0 takes the likeliest [default: 0.7]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<String>,
+    /// Chooses among the likeliest words that together reach this probability [default: 0.95]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<String>,
+    /// Seed from 0 to 2^64-1, or -1 for a random one
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    pub seed: Option<String>,
+    /// Longest answer in tokens [default: until the model's context is full]
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+    /// Schema that the answer must match: JSON, or a file with it
+    #[arg(long, value_name = "SCHEMA")]
+    pub json_schema: Option<String>,
+    /// Whether a model that can think before it answers does: true or false [default: as the model has it]
+    #[arg(long, value_name = "FLAG")]
+    pub thinking: Option<bool>,
+    /// Say how long the first token took, and how fast the others came
+    #[arg(long)]
+    pub timings: bool,
 }
 
 /// Arguments of `serve`.

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod chat;
 mod inspect;
 mod models;
 mod progress;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Render(args) => render::run(&cli.settings, &args),
         Command::Run(args) => run::run(&cli.settings, &args),
+        Command::Chat(args) => chat::run(&cli.settings, &args),
         Command::Serve(args) => serve::run(&cli.settings, &args),
         Command::Models { json } => models::run(&cli.settings, json),
         Command::Inspect { path, json } => inspect::run(&cli.settings, &path, json),
